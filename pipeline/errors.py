@@ -1,0 +1,76 @@
+"""Every exception the pipeline raises on purpose.
+
+    PipelineError
+    ├── ManifestError    the manifest asks for something wrong or impossible
+    ├── FetchError       the model cannot be brought here as pinned
+    ├── ExportError      the model cannot be exported and stay right
+    ├── LowerError       the exported program cannot become one delegate
+    ├── PteError         a .pte is not a file we can read
+    ├── VerifyError      a .pte can be read, and what it publishes is wrong
+    ├── DelegateError    an MLX graph cannot be loaded or executed
+    ├── CacheError       a KV cache refuses a step or a configuration
+    ├── SmokeError       the artifact decodes, and not as its model does
+    ├── StoreError       stored bytes are missing or are not what was stored
+    └── StepError        a step's process died or failed outside our own errors
+
+A message reads *where: what was found; what was expected. What to do.* The command
+line prints it as it stands and exits; anything else that escapes is a bug of ours.
+"""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """Base of all errors meant for a person to read."""
+
+
+class ManifestError(PipelineError):
+    """One or more mistakes in manifests, all reported at once.
+
+    ``problems`` holds one ``file:line: field is X; expected Y`` sentence per mistake.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        assert problems, "a ManifestError without a problem"
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class FetchError(PipelineError):
+    """The model's files cannot be had as the manifest pins them."""
+
+
+class ExportError(PipelineError):
+    """The model uses something the exported program could not honour."""
+
+
+class LowerError(PipelineError):
+    """The exported program does not become exactly one delegate."""
+
+
+class PteError(PipelineError):
+    """The bytes are not a ``.pte`` this reader can trust."""
+
+
+class VerifyError(PipelineError):
+    """What the ``.pte`` publishes contradicts a schema, the manifest or its own graph."""
+
+
+class DelegateError(PipelineError):
+    """An MLX delegate cannot be loaded, or one of its instructions cannot run."""
+
+
+class CacheError(PipelineError):
+    """A KV cache refuses a configuration or a step; nothing was written."""
+
+
+class SmokeError(PipelineError):
+    """The decoded ``.pte`` differs from its model, or from what the manifest expects."""
+
+
+class StoreError(PipelineError):
+    """Stored bytes are missing, or are not the bytes that were stored."""
+
+
+class StepError(PipelineError):
+    """A step's process failed in a way no other error describes; names its log file."""
