@@ -1,0 +1,33 @@
+"""The ``.pte`` file read without torch, executorch, numpy or mlx.
+
+==============  ===============================================================
+``flatbuffer``  decodes tables by a schema, trusting no byte
+``dtypes``      ExecuTorch's scalar types, and elements as Python numbers
+``program``     methods, values, instructions, published constants
+``container``   the file: head, segments, named data
+``mlx_ops``     the operator nodes and their fields, a flat table
+``mlx_graph``   the graph in an MLX delegate's payload
+==============  ===============================================================
+"""
+
+from pipeline.pte.container import PteFile
+from pipeline.pte.mlx_graph import Dim, MlxGraph, Node, Slot, TensorMeta, Tid, Vid, parse_mlx_payload
+from pipeline.pte.program import Delegate, Instruction, Method, Program, TensorValue, Value
+
+__all__ = [
+    "Delegate",
+    "Dim",
+    "Instruction",
+    "Method",
+    "MlxGraph",
+    "Node",
+    "Program",
+    "PteFile",
+    "Slot",
+    "TensorMeta",
+    "TensorValue",
+    "Tid",
+    "Value",
+    "Vid",
+    "parse_mlx_payload",
+]

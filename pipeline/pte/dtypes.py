@@ -1,0 +1,90 @@
+"""ExecuTorch's scalar types: code, name, and how one element's bytes become a number.
+
+A flat table of facts. Names are torch's where torch has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, ldexp, nan
+from struct import unpack
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """``size_bytes`` is 0 where elements are smaller than a byte; ``code`` is a ``struct`` code."""
+
+    name: str
+    size_bytes: int
+    code: str = ""
+
+
+BY_CODE: dict[int, DType] = {
+    0: DType("uint8", 1, "B"),
+    1: DType("int8", 1, "b"),
+    2: DType("int16", 2, "h"),
+    3: DType("int32", 4, "i"),
+    4: DType("int64", 8, "q"),
+    5: DType("float16", 2, "e"),
+    6: DType("float32", 4, "f"),
+    7: DType("float64", 8, "d"),
+    8: DType("complex32", 4),
+    9: DType("complex64", 8),
+    10: DType("complex128", 16),
+    11: DType("bool", 1, "?"),
+    12: DType("qint8", 1, "b"),
+    13: DType("quint8", 1, "B"),
+    14: DType("qint32", 4, "i"),
+    15: DType("bfloat16", 2),
+    16: DType("quint4x2", 0),
+    17: DType("quint2x4", 0),
+    18: DType("bits1x8", 1, "B"),
+    19: DType("bits2x4", 1, "B"),
+    20: DType("bits4x2", 1, "B"),
+    21: DType("bits8", 1, "B"),
+    22: DType("bits16", 2, "H"),
+    23: DType("float8_e5m2", 1),
+    24: DType("float8_e4m3fn", 1),
+    25: DType("float8_e5m2fnuz", 1),
+    26: DType("float8_e4m3fnuz", 1),
+    27: DType("uint16", 2, "H"),
+    28: DType("uint32", 4, "I"),
+    29: DType("uint64", 8, "Q"),
+}
+
+BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in BY_CODE.values()}
+CODES: dict[str, int] = {dtype.name: code for code, dtype in BY_CODE.items()}
+
+
+def numbers(dtype: DType, data: memoryview) -> list[int] | list[float] | list[bool] | None:
+    """The elements in ``data`` as Python numbers, or ``None`` for complex and sub-byte types."""
+    count = len(data) // dtype.size_bytes if dtype.size_bytes else 0
+    if dtype.code:
+        return list(unpack(f"<{count}{dtype.code}", data))
+    if dtype.name == "bfloat16":
+        widened = bytearray(4 * count)
+        widened[2::4] = data[0::2]
+        widened[3::4] = data[1::2]
+        return list(unpack(f"<{count}f", widened))
+    if dtype.name.startswith("float8"):
+        return [_float8(byte, dtype.name) for byte in data]
+    return None
+
+
+def _float8(byte: int, name: str) -> float:
+    """One 8-bit float. ``fn`` has no infinities; ``fnuz`` in addition keeps -0's code for its NaN."""
+    mantissa_bits = 2 if "e5m2" in name else 3
+    fnuz = name.endswith("fnuz")
+    magnitude = byte & 0x7F
+    sign = -1.0 if byte & 0x80 else 1.0
+    exponent, mantissa = magnitude >> mantissa_bits, magnitude & ((1 << mantissa_bits) - 1)
+    if fnuz and byte == 0x80:
+        return nan
+    if name == "float8_e4m3fn" and magnitude == 0x7F:
+        return nan
+    if name == "float8_e5m2" and exponent == 31:
+        return nan if mantissa else sign * inf
+    bias = (1 << (6 - mantissa_bits)) - 1 + fnuz
+    if exponent == 0:
+        return sign * ldexp(mantissa, 1 - bias - mantissa_bits)
+    return sign * ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits)
