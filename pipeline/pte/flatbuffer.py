@@ -274,11 +274,15 @@ class _Table:
 
 
 class _Union:
-    """One of several tables, chosen by a tag: 0 is NONE, then the members in order."""
+    """One of several tables, chosen by a tag: 0 is NONE, then the members in order.
 
-    def __init__(self, name: str, members: Sequence[_Table]) -> None:
+    Members are compiled when first met: most files use few of them.
+    """
+
+    def __init__(self, name: str, members: Sequence[str], compiled: Callable[[str], _Type]) -> None:
         self._name = name
         self._members = members
+        self._compiled = compiled
 
     def read(self, tag_offset: int, value_offset: int, cur: _Cursor, table: int) -> tuple[str, Any] | None:
         tag = cur.data[table + tag_offset] if tag_offset else 0
@@ -288,8 +292,8 @@ class _Union:
             raise Malformed(f"has {self._name} type {tag}; the highest known is {len(self._members)}")
         member = self._members[tag - 1]
         if not value_offset:
-            raise Malformed(f"says it is a {member.name} and holds nothing")
-        return member.name, member.read(cur, table + value_offset)
+            raise Malformed(f"says it is a {member} and holds nothing")
+        return member, self._compiled(member).read(cur, table + value_offset)
 
 
 class Schema:
@@ -359,17 +363,12 @@ class Schema:
         optional = kind.endswith("?")
         kind = kind.removesuffix("?")
         if kind in self._union_sources:
-            return _Field(name, slot, self._union(kind), not optional, None)
+            union = _Union(kind, self._union_sources[kind], self._type)
+            return _Field(name, slot, union, not optional, None)
         compiled = self._type(kind)
         if isinstance(compiled, _Scalar):
             return _Field(name, slot, compiled, False, _default(kind, text))
         return _Field(name, slot, compiled, not optional, None)
-
-    def _union(self, name: str) -> _Union:
-        members = [self._type(member) for member in self._union_sources[name]]
-        tables = [member for member in members if isinstance(member, _Table)]
-        assert len(tables) == len(members), f"union {name} holds something else than tables"
-        return _Union(name, tables)
 
 
 def _default(kind: str, text: str) -> Any:

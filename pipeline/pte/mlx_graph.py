@@ -28,6 +28,9 @@ MAX_COUNT = 1_000_000
 MAX_RANK = 16
 MAX_VERSION = 1
 
+# The fields by which a node runs another chain.
+NESTED_CHAINS = {"IfNode": ("then_chain_idx", "else_chain_idx"), "ScanNode": ("body_chain_idx",)}
+
 
 @dataclass(frozen=True, slots=True)
 class Tid:
@@ -331,7 +334,7 @@ class _Checked:
         callees: list[list[int]] = [[] for _ in range(num_chains)]
         for index, chain in enumerate(graph.chains):
             for node in chain:
-                callees[index] += [node.fields[name] for name in _CHAIN_FIELDS.get(node.name, ())]
+                callees[index] += [node.fields[name] for name in NESTED_CHAINS.get(node.name, ())]
         roots = [graph.main_chain] + ([] if graph.init_chain is None else [graph.init_chain])
         for target in roots + [target for targets in callees for target in targets]:
             if not 0 <= target < num_chains:
@@ -355,6 +358,3 @@ class _Checked:
         if num_peeled < len(callees):
             cyclic = min(chain for chain, count in enumerate(callers) if count)
             raise self._wrong(f"chain {cyclic} runs itself, directly or through others")
-
-
-_CHAIN_FIELDS = {"IfNode": ("then_chain_idx", "else_chain_idx"), "ScanNode": ("body_chain_idx",)}

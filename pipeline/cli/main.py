@@ -1,0 +1,70 @@
+"""The ``pte`` command: parses the command line, runs one verb, turns errors into an exit code.
+
+Exit codes: 0 done, 1 what was asked about is wrong, 2 the command line is wrong, 3 a file cannot be read,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from pipeline.errors import PipelineError, PteError
+
+VERBS = {
+    "check": "check manifests without building anything",
+    "verify": "check what .pte files publish",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = _parser(arguments).parse_args(arguments)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        return 3 if isinstance(error, PteError) else 1
+    except BrokenPipeError:
+        # The reader has gone (pte ... | head). What is still buffered goes nowhere, in silence.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser with only the module of the verb at hand imported; the others are names with a line of help."""
+    parser = argparse.ArgumentParser(prog="pte", description="Build, check and run ExecuTorch artifacts.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    asked = next((word for word in arguments if not word.startswith("-")), None)
+    for verb, help_text in VERBS.items():
+        if verb == asked:
+            import_module(f"pipeline.cli.{verb}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(verb, help=help_text)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up when asked, which takes as long as everything else here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"pte {version('pte-pipeline')}")
+        except PackageNotFoundError:
+            print("pte (not installed)")
+        parser.exit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""``pte verify``: do these artifacts publish the truth? Reads them and runs nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.errors import PteError
+
+if TYPE_CHECKING:
+    from pipeline.manifest import Manifest
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the verb ``verify``."""
+    parser = subparsers.add_parser("verify", help="check what .pte files publish", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a .pte")
+    parser.add_argument("--manifest", type=Path, metavar="M", help="the manifest the files were built from")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """A line per file that holds, every finding to stderr; 0 all hold, 1 findings, 3 a file cannot be read."""
+    manifest = _manifest(args.manifest)
+    return max(_verify(file, manifest) for file in args.files)
+
+
+def _manifest(path: Path | None) -> Manifest | None:
+    if path is None:
+        return None
+    # Imported here: without a manifest there is no YAML to read.
+    from pipeline import manifest
+
+    return manifest.load(path)
+
+
+def _verify(file: Path, manifest: Manifest | None) -> int:
+    from pipeline.pte import PteFile
+    from pipeline.verify import Evidence, check
+
+    try:
+        with PteFile.open(file) as pte:
+            evidence = Evidence.of(pte)
+    except PteError as error:
+        print(error, file=sys.stderr)
+        return 3
+    findings = check(evidence, manifest)
+    for finding in findings:
+        print(finding.message, file=sys.stderr)
+    if not findings:
+        print(f"ok  {file}  ({evidence.summary()})")
+    return int(bool(findings))

@@ -1,0 +1,461 @@
+"""Does a ``.pte`` publish the truth? Its constant methods against their schema, each other, its graph and a manifest.
+
+Knows the runner's contract and what each published value claims about ``forward``. Does not run anything. What the
+file cannot show is not checked: windows and the logits mode of a graph leave no trace in it beyond the logits' shape,
+and K/V shapes are compared only where they follow from the graph (``Evidence.summary`` says when some do not).
+
+``Evidence`` is what was found in the file, ``check`` judges it, ``verify`` does both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from pipeline import schema
+from pipeline.contract import LOGITS_MODE, SCALAR_TYPE
+from pipeline.pte import dtypes
+from pipeline.pte.container import PteFile
+from pipeline.pte.mlx_graph import MlxGraph, Slot, parse_mlx_payload
+from pipeline.pte.mlx_shapes import Attend, Shape, Shapes
+from pipeline.pte.program import Method, TensorValue, Value
+
+if TYPE_CHECKING:
+    from pipeline.manifest import Manifest
+
+SCHEMA = "constant-methods"
+BACKEND = "MLXBackend"
+
+_DTYPES = {code: name for name, code in SCALAR_TYPE.items()}
+_MODES = {code: name for name, code in LOGITS_MODE.items()}
+_PER_CACHE = ("get_kv_heads", "get_head_dims", "get_windows")
+_OLDER_NAMES = {"get_max_ctx_len": "get_max_context_len", "get_prefill_chunk_size": "get_max_seq_len"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something untrue or missing. ``rule`` is a key of ``RULES``; ``message`` is for a person."""
+
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphFacts:
+    """What an MLX graph shows about the contract. ``bad_constants`` are sentences about missing data."""
+
+    attends: tuple[Attend, ...]
+    logits: Shape
+    num_slots: int
+    num_mutable_buffers: int
+    float_dtypes: frozenset[str]
+    bad_constants: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardFacts:
+    """``others`` counts the instructions beside delegate calls; ``graph`` is there for exactly one MLX delegate."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    delegates: tuple[str, ...]
+    others: Mapping[str, int]
+    num_delegate_args: int = 0
+    graph: GraphFacts | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was found in one file; ``forward`` is ``None`` when there is no such method."""
+
+    where: str
+    constants: Mapping[str, Any]
+    methods: tuple[str, ...]
+    forward: ForwardFacts | None
+
+    @classmethod
+    def of(cls, pte: PteFile) -> Evidence:
+        """Raises ``PteError`` when constants or the graph cannot be read."""
+        methods = pte.program.methods
+        forward = methods.get("forward")
+        return cls(
+            where=str(pte.path),
+            constants=pte.program.constants(),
+            methods=tuple(methods),
+            forward=None if forward is None else _forward_facts(forward, pte),
+        )
+
+    def summary(self) -> str:
+        """The contract in a few words, for evidence without findings."""
+        constants = self.constants
+        words = [
+            f"{constants['get_n_caches']} caches",
+            f"vocab {constants['get_vocab_size']}",
+            _DTYPES[constants["get_activation_dtype"]],
+            f"steps of {constants['get_max_seq_len']} in {constants['get_max_context_len']} tokens",
+            f"{_MODES[constants['get_logits_to_keep_mode']]} logits",
+        ]
+        graph = self.forward.graph if self.forward else None
+        unknown = sum(_heads_and_dim(attend.key) is None for attend in graph.attends) if graph else 0
+        return ", ".join(words + ([f"K/V shapes of {unknown} caches do not follow from the graph"] if unknown else []))
+
+
+def verify(pte: PteFile, manifest: Manifest | None = None) -> list[Finding]:
+    """Everything a runner would be told wrongly, in the order of ``RULES``; empty when the file holds."""
+    return check(Evidence.of(pte), manifest)
+
+
+def check(evidence: Evidence, manifest: Manifest | None = None) -> list[Finding]:
+    """The same for evidence already gathered. A value that breaks the schema is left out of later comparisons."""
+    broken = _broken_schema(evidence.constants)
+    sound = {name: value for name, value in evidence.constants.items() if name not in broken}
+    texts = [("published", text) for text in broken.values()]
+    for rule, find in RULES.items():
+        texts += [(rule, text) for text in find(_Case(sound, evidence, manifest))]
+    return [Finding(rule, f"{evidence.where}: {text}. Rebuild the artifact.") for rule, text in texts]
+
+
+def _forward_facts(method: Method, pte: PteFile) -> ForwardFacts:
+    calls = [instruction for instruction in method.instructions if instruction.delegate is not None]
+    delegates = [method.delegates[call.delegate] for call in calls if call.delegate is not None]
+    others = Counter(
+        instruction.operator or instruction.kind for instruction in method.instructions if instruction.delegate is None
+    )
+    graph = None
+    if [delegate.id for delegate in delegates] == [BACKEND]:
+        graph = _graph_facts(parse_mlx_payload(delegates[0].payload, f"{pte.path}: forward"), pte)
+    return ForwardFacts(
+        inputs=method.inputs,
+        outputs=method.outputs,
+        delegates=tuple(delegate.id for delegate in delegates),
+        others=others,
+        num_delegate_args=len(calls[0].args) if calls else 0,
+        graph=graph,
+    )
+
+
+def _graph_facts(graph: MlxGraph, pte: PteFile) -> GraphFacts:
+    shapes = Shapes(graph)
+    constants = [meta for meta in map(graph.meta, graph.constant_tids) if meta is not None]
+    return GraphFacts(
+        attends=tuple(shapes.attends),
+        logits=shapes.outputs[0] if shapes.outputs else None,
+        num_slots=len(graph.input_map) + len(graph.output_map),
+        num_mutable_buffers=graph.num_mutable_buffer_tensors,
+        float_dtypes=frozenset(meta.dtype for meta in constants if "float" in meta.dtype),
+        bad_constants=tuple(_bad_constants(graph, pte)),
+    )
+
+
+def _bad_constants(graph: MlxGraph, pte: PteFile) -> Iterator[str]:
+    for tid in graph.constant_tids:
+        name, meta = graph.names.get(Slot("tensor", tid)), graph.meta(tid)
+        assert meta is not None, "a graph's constants have metadata"
+        if name is None or name not in pte.named_data:
+            yield f"the graph's constant {tid} is {name!r}, which is not among the file's named data"
+            continue
+        needed = prod(dim.value or 0 for dim in meta.shape) * dtypes.BY_NAME[meta.dtype].size_bytes
+        if len(pte.named_data[name]) < needed:
+            yield f"'{name}' has {len(pte.named_data[name])} bytes but its shape and dtype need {needed}"
+
+
+def _broken_schema(constants: Mapping[str, Any]) -> dict[str, str]:
+    """Method name to what is wrong with it, in the schema's order."""
+    # Imported here: it takes longer than reading a file does.
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    rules = schema.load(SCHEMA)
+    # JSON Schema counts 512.0 as an integer; a Double is not an Int to a runner.
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    wrong = set()
+    strict: Any = extend(Draft202012Validator, type_checker=types)  # type: ignore[no-untyped-call]
+    for error in strict(rules).iter_errors(dict(constants)):
+        wrong.add(error.absolute_path[0] if error.absolute_path else None)
+    broken = {}
+    for name, rule in rules["properties"].items():
+        if name in wrong:
+            broken[name] = f"{name} is {_shown(constants[name])}; expected {rule['x-expected']}"
+        elif name in rules["required"] and name not in constants:
+            broken[name] = f"{name} is missing; expected {rule['x-expected']}"
+    return broken
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"a tensor of {value['dtype']} {value['sizes']} with {_cut(value['values'])}"
+    return _cut(value)
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What a rule looks at: published values that satisfy the schema, the evidence, and what was asked for."""
+
+    published: Mapping[str, Any]
+    evidence: Evidence
+    manifest: Manifest | None
+
+    def entries(self, name: str) -> Sequence[int] | None:
+        tensor = self.published.get(name)
+        return None if tensor is None else tensor["values"]
+
+    @property
+    def graph(self) -> GraphFacts | None:
+        return self.evidence.forward.graph if self.evidence.forward else None
+
+    @property
+    def mode(self) -> str | None:
+        return _MODES.get(self.published.get("get_logits_to_keep_mode", -1))
+
+    @property
+    def dtype(self) -> str | None:
+        return _DTYPES.get(self.published.get("get_activation_dtype", -1))
+
+
+def _lengths(case: _Case) -> Iterator[str]:
+    num_caches = case.published.get("get_n_caches")
+    for name in _PER_CACHE:
+        entries = case.entries(name)
+        if num_caches is not None and entries is not None and len(entries) != num_caches:
+            yield f"{name} has {len(entries)} entries but get_n_caches is {num_caches}; they describe the same caches"
+
+
+def _older_names(case: _Case) -> Iterator[str]:
+    for old, new in _OLDER_NAMES.items():
+        values = [case.published.get(name) for name in (old, new)]
+        if None not in values and values[0] != values[1]:
+            yield f"{old} is {values[0]} but {new} is {values[1]}; they are two names of one value"
+
+
+def _bounds(case: _Case) -> Iterator[str]:
+    step, context = case.published.get("get_max_seq_len"), case.published.get("get_max_context_len")
+    if step is None:
+        return
+    if context is not None and step > context:
+        yield f"get_max_seq_len is {step} but get_max_context_len is {context}; a step must fit the context"
+    windows = [window for window in case.entries("get_windows") or () if window > 0]
+    if windows and step > min(windows):
+        yield f"get_max_seq_len is {step} but get_windows has {min(windows)}; a step must fit the narrowest window"
+
+
+def _token_ids(case: _Case) -> Iterator[str]:
+    vocab = case.published.get("get_vocab_size")
+    for name in ("get_eos_ids", "get_bos_id"):
+        ids = case.published.get(name, [])
+        for token in [ids] if isinstance(ids, int) else ids:
+            if vocab is not None and token >= vocab:
+                yield f"{name} has {token} but get_vocab_size is {vocab}; a token id must be below it"
+
+
+def _one_delegate(case: _Case) -> Iterator[str]:
+    forward = case.evidence.forward
+    if forward is None:
+        yield f"there is no method 'forward'; it has {', '.join(case.evidence.methods) or 'none'}"
+        return
+    if forward.delegates != (BACKEND,):
+        calls = ", ".join(forward.delegates) or "no delegate"
+        yield f"forward calls {calls}; expected exactly one {BACKEND}"
+    if forward.others:
+        listed = ", ".join(f"{name} ({count})" for name, count in sorted(forward.others.items()))
+        yield f"forward leaves {listed} outside its delegate; expected one {BACKEND} and nothing else"
+    if forward.graph and forward.graph.num_slots != forward.num_delegate_args:
+        yield (
+            f"forward passes {forward.num_delegate_args} values to its delegate but the graph takes and returns "
+            f"{forward.graph.num_slots}; they are bound in order"
+        )
+
+
+def _inputs(case: _Case) -> Iterator[str]:
+    forward = case.evidence.forward
+    if forward is None:
+        return
+    num_inputs = 3 if case.mode == "selected" else 2
+    if case.mode is not None and len(forward.inputs) != num_inputs:
+        expected = "tokens, positions and a selector" if num_inputs == 3 else "tokens and positions"
+        yield f"forward takes {len(forward.inputs)} inputs; expected {expected} for {case.mode} logits"
+    if len(forward.inputs) < 2:
+        return
+    tokens, positions, *selectors = forward.inputs
+    for what, value, expected, rank in (
+        ("tokens", tokens, "int64 [1, T]", 2),
+        ("positions", positions, "int64 [T]", 1),
+        *(("selector", value, "int64 [rows]", 1) for value in selectors[:1]),
+    ):
+        if not (isinstance(value, TensorValue) and value.dtype == "int64" and len(value.sizes) == rank):
+            yield f"forward's {what} are {_described(value)}; expected {expected}"
+            return
+    assert isinstance(tokens, TensorValue) and isinstance(positions, TensorValue)  # noqa: PT018
+    if tokens.sizes[0] != 1:
+        yield f"forward's tokens are {_described(tokens)}; expected int64 [1, T]"
+    if positions.sizes[0] != tokens.sizes[1]:
+        yield f"forward's positions are {_described(positions)} and its tokens {_described(tokens)}; expected one each"
+    yield from _step_bound(case, tokens, positions)
+
+
+def _step_bound(case: _Case, tokens: TensorValue, positions: TensorValue) -> Iterator[str]:
+    bound = tokens.sizes[1]
+    step = case.published.get("get_max_seq_len")
+    if step is not None and bound != step:
+        yield f"forward takes up to {bound} tokens but get_max_seq_len is {step}; they bound the same step"
+    if bound > 1 and not (tokens.dynamic and positions.dynamic):
+        yield f"forward takes exactly {bound} tokens; expected any number up to that, as decoding feeds one at a time"
+
+
+def _logits(case: _Case) -> Iterator[str]:
+    forward = case.evidence.forward
+    if forward is None:
+        return
+    if len(forward.outputs) != 1:
+        yield f"forward returns {len(forward.outputs)} values; expected logits alone"
+        return
+    (logits,) = forward.outputs
+    if not isinstance(logits, TensorValue) or len(logits.sizes) != 3 or logits.sizes[0] != 1:
+        yield f"forward returns {_described(logits)}; expected logits [1, rows, vocab]"
+        return
+    allowed = {"float32", _dtype_name(case.published.get("get_activation_dtype"))} - {None}
+    if logits.dtype not in (allowed if case.dtype else {"float16", "bfloat16", "float32"}):
+        yield f"forward returns {_described(logits)}; expected float32 or the activation dtype, {case.dtype}"
+    _, rows, width = logits.sizes
+    vocab = case.published.get("get_vocab_size")
+    if vocab is not None and width != vocab:
+        yield f"forward returns logits {width} wide but get_vocab_size is {vocab}; they count the same tokens"
+    tokens = forward.inputs[0] if forward.inputs else None
+    bound = tokens.sizes[-1] if isinstance(tokens, TensorValue) and tokens.sizes else None
+    expected = {"last": 1, "full": bound}.get(case.mode or "")
+    if expected is not None and rows != expected:
+        yield f"forward returns up to {rows} rows of logits; expected {expected} for {case.mode} logits"
+    computed = case.graph.logits[-1] if case.graph and case.graph.logits else None
+    if isinstance(computed, int) and computed != width:
+        yield f"the graph computes logits {computed} wide but forward returns {width}; they are the same tensor"
+
+
+def _described(value: Value) -> str:
+    if isinstance(value, TensorValue):
+        return f"{value.dtype} {list(value.sizes)}"
+    return f"a {type(value).__name__.removesuffix('Value').lower()}"
+
+
+def _dtype_name(code: int | None) -> str | None:
+    return None if code is None else dtypes.BY_CODE[code].name
+
+
+def _cache_ids(case: _Case) -> Iterator[str]:
+    num_caches = case.published.get("get_n_caches")
+    if case.graph is None:
+        return
+    if any(attend.layer_id is None for attend in case.graph.attends):
+        yield "an UpdateAndAttendNode has no layer_id; expected the id of its cache"
+    if any(attend.scale is None for attend in case.graph.attends):
+        yield "an UpdateAndAttendNode has no scale; expected what its scores are multiplied by"
+    if num_caches is None:
+        return
+    written = {attend.layer_id for attend in case.graph.attends} - {None}
+    beyond = sorted(cache for cache in written if cache is not None and not 0 <= cache < num_caches)
+    if beyond:
+        yield f"the graph attends to caches {_cut(beyond)} but get_n_caches is {num_caches}; ids run from 0"
+    # Counted, not listed in full: the number a damaged file publishes may be anything.
+    num_missing = num_caches - (len(written) - len(beyond))
+    if num_missing:
+        first = next(cache for cache in range(num_caches) if cache not in written)
+        yield (
+            f"the graph never attends to cache {first}{f' and {num_missing - 1} more' if num_missing > 1 else ''} "
+            f"but get_n_caches is {num_caches}; expected every cache at least once"
+        )
+
+
+def _geometry(case: _Case) -> Iterator[str]:
+    heads, dims = case.entries("get_kv_heads"), case.entries("get_head_dims")
+    if case.graph is None or heads is None or dims is None:
+        return
+    for attend in case.graph.attends:
+        cache = attend.layer_id
+        if cache is None or not 0 <= cache < min(len(heads), len(dims)):
+            continue
+        for what, shape in (("keys", attend.key), ("values", attend.value)):
+            found = _heads_and_dim(shape)
+            if found is not None and found != (heads[cache], dims[cache]):
+                yield (
+                    f"cache {cache} is given {what} of {found[0]} heads of {found[1]} but get_kv_heads and "
+                    f"get_head_dims say {heads[cache]} heads of {dims[cache]}"
+                )
+        query = _heads_and_dim(attend.query)
+        if query is not None and (query[1] != dims[cache] or query[0] % heads[cache]):
+            yield (
+                f"cache {cache} is asked by {query[0]} heads of {query[1]} but get_kv_heads and get_head_dims say "
+                f"{heads[cache]} heads of {dims[cache]}; expected a multiple of heads and the same size"
+            )
+
+
+def _heads_and_dim(shape: Shape) -> tuple[int, int] | None:
+    """Of [1, heads, T, head_dim], where both follow from the graph."""
+    if shape is None or len(shape) != 4:
+        return None
+    _, heads, _, dim = shape
+    return (heads, dim) if isinstance(heads, int) and isinstance(dim, int) else None
+
+
+def _activation_dtype(case: _Case) -> Iterator[str]:
+    code = case.published.get("get_activation_dtype")
+    if case.graph is None or code is None:
+        return
+    others = {attend.out_dtype for attend in case.graph.attends} - {None, code}
+    if others:
+        names = ", ".join(sorted(_DTYPES.get(other or 0, str(other)) for other in others))
+        yield f"the graph attends in {names} but get_activation_dtype is {code} ({case.dtype})"
+    known = {attend.out_dtype for attend in case.graph.attends} - {None}
+    if not known and case.graph.float_dtypes and _dtype_name(code) not in case.graph.float_dtypes:
+        held = ", ".join(sorted(case.graph.float_dtypes))
+        yield f"the graph's constants are {held} but get_activation_dtype is {code} ({case.dtype})"
+
+
+def _state(case: _Case) -> Iterator[str]:
+    if case.graph is not None and case.graph.num_mutable_buffers:
+        yield (
+            f"the graph keeps {case.graph.num_mutable_buffers} mutable buffers; expected none, as a runner rewinds "
+            "its caches and could not rewind them"
+        )
+
+
+def _data(case: _Case) -> Iterator[str]:
+    if case.graph is not None:
+        yield from case.graph.bad_constants
+
+
+def _as_asked(case: _Case) -> Iterator[str]:
+    manifest = case.manifest
+    if manifest is None:
+        return
+    for name, found, asked in (
+        ("get_activation_dtype", case.dtype, manifest.dtype),
+        ("get_logits_to_keep_mode", case.mode, manifest.logits),
+        ("get_max_seq_len", case.published.get("get_max_seq_len"), manifest.max_seq_len),
+        ("get_max_context_len", case.published.get("get_max_context_len"), manifest.max_context_len),
+    ):
+        if found is not None and found != asked:
+            yield f"{name} says {found} but manifest '{manifest.name}' asks for {asked}"
+
+
+RULES: dict[str, Callable[[_Case], Iterator[str]]] = {
+    "lengths": _lengths,
+    "older-names": _older_names,
+    "bounds": _bounds,
+    "token-ids": _token_ids,
+    "one-delegate": _one_delegate,
+    "inputs": _inputs,
+    "logits": _logits,
+    "cache-ids": _cache_ids,
+    "geometry": _geometry,
+    "activation-dtype": _activation_dtype,
+    "state": _state,
+    "data": _data,
+    "as-asked": _as_asked,
+}
+"""The rules after ``published``, which is the schema's: name to what finds its violations."""
