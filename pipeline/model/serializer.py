@@ -50,7 +50,8 @@ def _shipped_package() -> Path:
     spec = importlib.util.find_spec("executorch")
     if spec is None or not spec.submodule_search_locations:
         raise LowerError(
-            "executorch is not installed; lowering needs it. Install the build extra: pip install 'pte-pipeline[build]'."
+            "executorch is not installed; lowering needs it. "
+            "Install the build extra: pip install 'pte-pipeline[build]'."
         )
     for root in spec.submodule_search_locations:
         package = Path(root) / "backends" / "mlx" / "serialization"
@@ -109,7 +110,8 @@ def _generate(shipped: Path, draft: Path) -> None:
 
 def _import_generator(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("_pte_pipeline_mlx_generator", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # dataclasses look their defining module up in sys.modules while the body runs.
     sys.modules[spec.name] = module

@@ -1,0 +1,16 @@
+"""What each operator node computes, by family.
+
+An operator is a function whose parameters are the node's fields, references resolved, and whose result is stored in
+the node's ``out``. Semantics are those of ``backends/mlx/runtime/MLXInterpreter.h``; where mlx.core itself already has them,
+the function is one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.delegate.ops import elementwise, linear, shape
+
+OPERATORS: dict[str, Callable[..., Any]] = {**elementwise.OPERATORS, **linear.OPERATORS, **shape.OPERATORS}
+"""Node name to function. Attention over the cache is bound per program, see ``ops.attention``."""

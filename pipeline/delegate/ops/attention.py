@@ -1,0 +1,63 @@
+"""Attention over the off-graph KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import mlx.core as mx
+
+from pipeline.delegate import dtypes
+from pipeline.errors import DelegateError
+
+
+class Cache(Protocol):
+    """What the executor needs of an off-graph cache; ``runtime.kv_cache.KVCache`` is one."""
+
+    def update_and_fetch(
+        self, layer_id: int, keys: mx.array, values: mx.array, positions: Sequence[int]
+    ) -> tuple[mx.array, mx.array, mx.array | str | None]: ...
+
+    def commit_step(self) -> None: ...
+
+    def abandon_step(self) -> None: ...
+
+
+class UpdateAndAttend:
+    """``kvcache::update_and_attend`` over one bound cache."""
+
+    def __init__(self, cache: Cache | None) -> None:
+        self.cache = cache
+        self._latest: tuple[mx.array, list[int]] | None = None
+
+    def __call__(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        position: mx.array,
+        layer_id: int | None,
+        scale: float | None,
+        out_dtype: int | None,
+    ) -> mx.array:
+        """q [1, heads, T, head_dim], k and v [1, KV heads, T, head_dim], position [T] or [T, 1]; returns the shape of q.
+
+        K and V are read back in the cache's dtype, attended in that of q, and the result cast to ``out_dtype``.
+        """
+        if self.cache is None:
+            raise DelegateError("the graph attends over an off-graph KV cache and none is bound. Load it with a cache.")
+        if layer_id is None or scale is None:
+            raise DelegateError("UpdateAndAttendNode lacks its layer_id or scale; the file is damaged.")
+        keys, values, mask = self.cache.update_and_fetch(layer_id, k, v, self._positions(position))
+        attended = mx.fast.scaled_dot_product_attention(
+            q, keys.astype(q.dtype), values.astype(q.dtype), scale=scale, mask=mask
+        )
+        return attended if out_dtype is None else attended.astype(dtypes.of_code(out_dtype))
+
+    def _positions(self, position: mx.array) -> list[int]:
+        """Every layer of a step is handed the same array: it is read once."""
+        if self._latest is None or self._latest[0] is not position:
+            if position.dtype not in (mx.int32, mx.int64):
+                raise DelegateError(f"UpdateAndAttendNode has positions of {position.dtype}; expected int32 or int64.")
+            self._latest = (position, cast(list[int], position.reshape(-1).tolist()))
+        return self._latest[1]

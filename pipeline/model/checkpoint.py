@@ -1,0 +1,83 @@
+"""Loads a snapshot's model and tokenizer with Transformers, from local files only.
+
+Knows the snapshot's layout (the directory that the fetch step produced) and nothing of where it came from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ExportError
+
+if TYPE_CHECKING:
+    import torch
+
+EAGER = "eager"
+
+
+def torch_dtype(dtype: str) -> torch.dtype:
+    """The torch dtype of a manifest's ``dtype``: fp32, fp16 or bf16."""
+    import torch
+
+    return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+
+
+def load_model(snapshot: Path, dtype: str, attention: str = EAGER) -> Any:
+    """The causal LM in evaluation mode, weights cast to ``dtype``, on the CPU.
+
+    ``attention`` is a Transformers attention implementation: ``eager`` for the reference model, or one that
+    was registered before. Raises ExportError when the snapshot is no causal LM that Transformers knows, or
+    when its weights leave parameters of the model unfilled.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            snapshot,
+            dtype=torch_dtype(dtype),
+            attn_implementation=attention,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ExportError(
+            f"{snapshot}: Transformers cannot load it as a causal LM: {_first_line(error)} "
+            "Check that the model's architecture is one that the installed Transformers knows."
+        ) from error
+    unfilled = sorted(set(info["missing_keys"]) | {key for key, *_ in info.get("mismatched_keys", ())})
+    if unfilled:
+        raise ExportError(
+            f"{snapshot}: the checkpoint has no matching weights for {', '.join(unfilled[:5])}"
+            f"{f' and {len(unfilled) - 5} more' if len(unfilled) > 5 else ''}; they would be random. "
+            "The checkpoint is incomplete, or it belongs to another architecture than its config.json says."
+        )
+    return model.eval().requires_grad_(False)
+
+
+def load_config(snapshot: Path) -> Any:
+    """The model's configuration alone: no weights are read."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(snapshot, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ExportError(f"{snapshot}: its config.json cannot be used: {_first_line(error)}") from error
+
+
+def load_tokenizer(snapshot: Path) -> Any:
+    """The snapshot's tokenizer, chat template included where the model has one."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(snapshot, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ExportError(f"{snapshot}: its tokenizer cannot be loaded: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".") + "."

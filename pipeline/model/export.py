@@ -1,0 +1,83 @@
+"""From a Transformers model to an ExportedProgram ``forward(input_ids, cache_position) -> logits``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline.errors import ExportError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+
+class OffGraphForward(torch.nn.Module):
+    """The signature a runner drives: one step of a single sequence whose history lives outside the graph.
+
+    ``input_ids`` is int64 [1, T] and ``cache_position`` int64 [T], the tokens' absolute positions. Returns logits
+    [1, 1, vocab] of the last token (logits mode ``last``).
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, cache_position: torch.Tensor) -> torch.Tensor:
+        # Positions are passed explicitly: without a cache the model would count from 0 at every step.
+        logits: torch.Tensor = self.model(
+            input_ids=input_ids,
+            position_ids=cache_position.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=1,
+        ).logits
+        return logits
+
+
+def export_forward(model: Any, max_seq_len: int) -> ExportedProgram:
+    """The model traced for steps of 1 to ``max_seq_len`` tokens.
+
+    Raises ExportError when tracing fails, or narrows that range.
+    """
+    # Three tokens: the trace must specialize neither on a single token nor on the bound.
+    example_len = min(3, max_seq_len)
+    arguments = {
+        "input_ids": torch.zeros((1, example_len), dtype=torch.long),
+        "cache_position": torch.arange(example_len, dtype=torch.long),
+    }
+    # A step of one token only is static; torch.export admits no dynamic dimension with a single value.
+    length = torch.export.Dim("seq_len", min=1, max=max_seq_len) if max_seq_len > 1 else None
+    shapes = {"input_ids": {1: length}, "cache_position": {0: length}} if length is not None else None
+    try:
+        with torch.no_grad():
+            # Non-strict tracing gives the same graph as strict at a fifth of the time (one symbolic size is read
+            # from the other input).
+            program = torch.export.export(OffGraphForward(model), (), arguments, dynamic_shapes=shapes, strict=False)
+    except ExportError:
+        raise
+    except Exception as error:
+        # torch.export documents no common base for what tracing can raise.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ExportError(
+            f"model type '{model.config.model_type}': torch.export cannot trace it: {reason} "
+            "The log has the whole trace."
+        ) from error
+    _check_range(program, max_seq_len)
+    return program
+
+
+def _check_range(program: ExportedProgram, max_seq_len: int) -> None:
+    (tokens, positions) = (
+        node.meta["val"].shape[-1]
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in {"input_ids", "cache_position"}
+    )
+    if max_seq_len == 1:
+        return
+    constraint = program.range_constraints.get(getattr(tokens.node, "expr", None)) if hasattr(tokens, "node") else None
+    admitted = (int(constraint.lower), int(constraint.upper)) if constraint is not None else (int(tokens), int(tokens))
+    if admitted != (1, max_seq_len) or str(tokens) != str(positions):
+        raise ExportError(
+            f"the traced program admits steps of {admitted[0]} to {admitted[1]} tokens; expected 1 to {max_seq_len}. "
+            "The model's code specializes on the length of the input."
+        )

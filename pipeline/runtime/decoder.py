@@ -1,0 +1,76 @@
+"""Prefill and greedy decode of one sequence, from a verified ``.pte``.
+
+Knows the runner's contract and the forward signature; does not know text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import mlx.core as mx
+
+from pipeline.contract import SCALAR_TYPE, Contract
+from pipeline.delegate.dtypes import BY_CODE
+from pipeline.delegate.executor import MlxMethod
+from pipeline.errors import CacheError
+from pipeline.pte import PteFile
+from pipeline.runtime.kv_cache import KVCache
+
+
+class Decoder:
+    """The artifact's ``forward`` with a cache bound to it, and the position where the next token goes.
+
+    The cache is built from what the file publishes alone: geometry, largest step, context length and activation dtype.
+    """
+
+    def __init__(self, pte: PteFile) -> None:
+        self.contract = Contract.read(pte.program.constants(), pte.path.name)
+        self._where = pte.path.name
+        self._cache = KVCache(
+            self.contract.caches,
+            capacity=self.contract.max_context_len,
+            max_write=self.contract.max_seq_len,
+            dtype=BY_CODE[SCALAR_TYPE[self.contract.dtype]],
+        )
+        self._forward = MlxMethod(pte, cache=self._cache)
+
+    @property
+    def position(self) -> int:
+        """The number of tokens in the history."""
+        return self._cache.length
+
+    def clear(self) -> None:
+        """Forgets the history."""
+        self._cache.clear()
+
+    def feed(self, ids: Sequence[int]) -> mx.array:
+        """Appends at most ``max_seq_len`` tokens in one step; returns the last one's logits, [vocab]."""
+        tokens = mx.array([ids], mx.int64)
+        positions = mx.arange(self.position, self.position + len(ids), dtype=mx.int64)
+        (logits,) = self._forward(tokens, positions)
+        return logits[0, -1]
+
+    def prefill(self, ids: Sequence[int], chunk: int | None = None) -> Iterator[mx.array]:
+        """Appends any number of tokens in steps of ``chunk``; yields each step's last logits, [vocab]."""
+        if not self._cache.can_extend(len(ids)):
+            raise CacheError(
+                f"{self._where}: {len(ids)} tokens at position {self.position} exceed the context of "
+                f"{self._cache.capacity}. Shorten the text, or export with a larger max_context_len."
+            )
+        step = chunk or self.contract.max_seq_len
+        for start in range(0, len(ids), step):
+            yield self.feed(ids[start : start + step])
+
+    def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> Iterator[tuple[int, mx.array]]:
+        """Continues ``prompt``; yields each chosen token with the logits it was chosen from, a stop token included.
+
+        Ends after a stop token, after ``max_new_tokens``, or when the context is full.
+        """
+        *_, logits = self.prefill(prompt)
+        for generated in range(max_new_tokens):
+            token = cast(int, mx.argmax(logits).item())
+            yield token, logits
+            if token in self.contract.eos_ids or generated + 1 == max_new_tokens or not self._cache.can_extend():
+                return
+            logits = self.feed([token])

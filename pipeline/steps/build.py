@@ -1,0 +1,78 @@
+"""A snapshot becomes ``model.pte``: load, export, lower, write."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.errors import ExportError
+from pipeline.model import attention, checkpoint, metadata
+from pipeline.spec import BuildSpec
+
+ARTIFACT = "model.pte"
+
+
+def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]) -> None:
+    """Writes ``out/model.pte``.
+
+    Raises ExportError when the model cannot be exported and stay right, LowerError when it does not become one
+    delegate.
+    """
+    stage("importing")
+    _calm_garbage_collector()
+    from pipeline.model.export import export_forward
+    from pipeline.model.geometry import geometry_of
+    from pipeline.model.lower import lower_to_mlx, write
+
+    attention.register()
+    stage("loading")
+    tokenizer = checkpoint.load_tokenizer(snapshot)
+    config = checkpoint.load_config(snapshot).get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and spec.max_context_len > limit:
+        raise ExportError(
+            f"max_context_len is {spec.max_context_len}; the model was made for at most {limit} positions "
+            f"(max_position_embeddings). Lower max_context_len to {limit}."
+        )
+    model = checkpoint.load_model(snapshot, spec.dtype, attention.IMPLEMENTATION)
+    stage("exporting")
+    caches = geometry_of(model)
+    _check_windows([cache.window for cache in caches], spec)
+    program = export_forward(model, spec.max_seq_len)
+    eos_ids = metadata.end_of_text_ids(model, tokenizer)
+    if not eos_ids:
+        raise ExportError(
+            "neither the generation config, the configuration nor the tokenizer names an end-of-text token; a runner "
+            "would never stop. Add eos_token_id to the model's generation_config.json."
+        )
+    constants = metadata.constant_methods(
+        spec,
+        caches,
+        vocab_size=_logits_width(program),
+        eos_ids=eos_ids,
+        bos_id=metadata.start_of_text_id(model, tokenizer),
+    )
+    stage("lowering")
+    lowered = lower_to_mlx(program, constants)
+    stage("writing")
+    write(lowered, out / ARTIFACT)
+
+
+def _check_windows(windows: list[int], spec: BuildSpec) -> None:
+    narrowest = min((window for window in windows if window), default=None)
+    if narrowest is not None and spec.max_seq_len > narrowest:
+        raise ExportError(
+            f"max_seq_len is {spec.max_seq_len}; the model's narrowest attention window is {narrowest}, and a step may "
+            f"not be longer. Lower max_seq_len to {narrowest}."
+        )
+
+
+def _logits_width(program: object) -> int:
+    (output,) = program.graph.output_node().args[0]  # type: ignore[attr-defined]
+    return int(output.meta["val"].shape[-1])
+
+
+def _calm_garbage_collector() -> None:
+    """Graph passes allocate millions of long-lived objects; scanning them again and again finds nothing to free."""
+    gc.set_threshold(200_000, 20, 100)

@@ -1,0 +1,247 @@
+"""Decodes ``model.pte`` and holds it against its own model.
+
+For each prompt, through the model's chat template, the artifact decodes greedily. Then the finished text is given to
+Transformers' eager model, in float32 and in the artifact's dtype, and every row of logits that the artifact produced is
+compared with the row at the same position. So token equality and closeness are judged on the same prefix, and no error
+can hide behind an earlier one. The text is fed a second time in small chunks (and once more beyond the narrowest
+window, where there is one), so that history crosses chunk boundaries.
+
+Tolerance. Logits are compared after subtracting their mean (softmax ignores it), as the Euclidean distance divided
+by the reference's norm: 0 is equal, 1 is unrelated. A bf16 or fp16 model is itself some distance d from its float32
+self, by rounding alone; the artifact rounds the same values in another order, so it too should be about d from
+float32, and the two are then at most 2d apart by the triangle inequality. That is the bound: SLACK (2) times the
+largest d over the positions of the text. It measures itself on each model instead of guessing. In float32 d is 0,
+so the bound is FLOOR: 1e-4, two orders above the rounding of 30 layers (about 1e-6) and four below what a lost
+token of history costs. A model that is itself further than COARSE from its float32 self is refused: no bound would
+mean anything.
+
+A greedy token may differ from the reference's only where the reference itself nearly ties: where its two logits are
+closer, in units of the row's standard deviation, than the bound. In float32 that admits nothing but exact ties.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import SmokeError
+from pipeline.spec import SmokeSpec
+
+REPORT = "smoke.json"
+
+SLACK = 2.0
+FLOOR = {"fp32": 1e-4, "fp16": 1e-3, "bf16": 4e-3}
+COARSE = 0.25
+
+NUM_CHUNKS = 3
+"""Into how many chunks the second feeding cuts a text."""
+
+BEYOND_WINDOW = 8
+"""Single-token steps after a ring layer has wrapped."""
+
+
+@dataclass
+class Feeding:
+    """A text as the artifact was fed it: the logits it gave, and after which positions."""
+
+    ids: list[int]
+    rows: list[int] = field(default_factory=list)
+    logits: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Answer:
+    """One prompt's greedy decode."""
+
+    name: str
+    expect: str
+    prompt: list[int]
+    generated: list[int]
+    text: str
+    feedings: list[Feeding]
+
+
+def run(spec: SmokeSpec, artifact: Path, snapshot: Path, out: Path, stage: Callable[[str], None]) -> None:
+    """Writes ``out/smoke.json``.
+
+    Raises SmokeError when an answer lacks the expected text, a token differs from the reference's, or logits are
+    further from the reference than rounding explains.
+    """
+    stage("importing")
+    from pipeline.model.checkpoint import load_tokenizer
+    from pipeline.model.reference import ReferenceModel
+    from pipeline.pte import PteFile
+    from pipeline.runtime.decoder import Decoder
+
+    tokenizer = load_tokenizer(snapshot)
+    stage("decoding")
+    with PteFile.open(artifact) as pte:
+        decoder = Decoder(pte)
+        answers = [_decode(decoder, tokenizer, prompt) for prompt in spec.prompts]
+        _feed_beyond_windows(decoder, answers[0])
+        dtype = decoder.contract.dtype
+        del decoder
+    feedings = [feeding for answer in answers for feeding in answer.feedings]
+    stage("comparing")
+    exact = _rows(ReferenceModel(snapshot, "fp32"), feedings)
+    rounded = exact if dtype == "fp32" else _rows(ReferenceModel(snapshot, dtype), feedings)
+    report = _judge(answers, dtype, exact, rounded)
+    (out / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _rows(model: Any, feedings: Sequence[Feeding]) -> list[Any]:
+    return [model.logits(feeding.ids, feeding.rows) for feeding in feedings]
+
+
+def _decode(decoder: Any, tokenizer: Any, prompt: Any) -> Answer:
+    ids = _prompt_ids(tokenizer, prompt.user)
+    room = decoder.contract.max_context_len - len(ids)
+    if room < prompt.max_new_tokens:
+        raise SmokeError(
+            f"smoke '{prompt.name}': {len(ids)} prompt tokens and {prompt.max_new_tokens} new ones exceed the context "
+            f"of {decoder.contract.max_context_len}. Shorten the prompt, or lower max_new_tokens to {max(room, 0)}."
+        )
+    decoder.clear()
+    decoded = Feeding(ids=ids)
+    generated: list[int] = []
+    for token, logits in decoder.greedy(ids, prompt.max_new_tokens):
+        decoded.rows.append(len(ids) + len(generated) - 1)
+        decoded.logits.append(_float32(logits))
+        generated.append(token)
+    decoded.ids = ids + generated
+
+    decoder.clear()
+    chunk = min(decoder.contract.max_seq_len, -(-len(decoded.ids) // NUM_CHUNKS))
+    return Answer(
+        name=prompt.name,
+        expect=prompt.expect,
+        prompt=ids,
+        generated=generated,
+        text=tokenizer.decode(generated, skip_special_tokens=True),
+        feedings=[decoded, _fed(decoder, decoded.ids, chunk)],
+    )
+
+
+def _prompt_ids(tokenizer: Any, user: str) -> list[int]:
+    if tokenizer.chat_template is None:
+        return list(tokenizer(user)["input_ids"])
+    messages = [{"role": "user", "content": user}]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
+
+
+def _fed(decoder: Any, ids: list[int], chunk: int) -> Feeding:
+    feeding = Feeding(ids=ids)
+    for index, logits in enumerate(decoder.prefill(ids, chunk)):
+        feeding.rows.append(min((index + 1) * chunk, len(ids)) - 1)
+        feeding.logits.append(_float32(logits))
+    return feeding
+
+
+def _feed_beyond_windows(decoder: Any, answer: Answer) -> None:
+    """Repeats the first text until the narrowest ring has wrapped, then goes on token by token."""
+    windows = [cache.window for cache in decoder.contract.caches if cache.window]
+    if not windows:
+        return
+    chunk = decoder.contract.max_seq_len
+    length = min(min(windows) + chunk + BEYOND_WINDOW, decoder.contract.max_context_len)
+    text = answer.feedings[0].ids
+    ids = (text * -(-length // len(text)))[:length]
+    decoder.clear()
+    feeding = _fed(decoder, ids[:-BEYOND_WINDOW], chunk)
+    for token in ids[-BEYOND_WINDOW:]:
+        feeding.rows.append(decoder.position)
+        feeding.logits.append(_float32(decoder.feed([token])))
+    feeding.ids = ids
+    answer.feedings.append(feeding)
+
+
+def _float32(logits: Any) -> Any:
+    import mlx.core as mx
+    import numpy as np
+
+    return np.array(logits.astype(mx.float32))
+
+
+def _judge(answers: Sequence[Answer], dtype: str, exact: Sequence[Any], rounded: Sequence[Any]) -> dict[str, Any]:
+    rounding = max(float(distances(r, e).max()) for r, e in zip(rounded, exact, strict=True))
+    if not rounding <= COARSE:
+        raise SmokeError(
+            f"the model's own {dtype} logits are {rounding:.3g} from its float32 logits (relative); expected at most "
+            f"{COARSE}. This dtype is too coarse for the model: choose fp32, or bf16 in place of fp16."
+        )
+    bound = max(FLOOR[dtype], SLACK * rounding)
+    reports = []
+    pairs = iter(zip(exact, rounded, strict=True))
+    for answer in answers:
+        compared = [next(pairs) for _ in answer.feedings]
+        reports.append(_judge_answer(answer, compared, bound))
+    return {
+        "dtype": dtype,
+        "tolerance": {"bound": bound, "floor": FLOOR[dtype], "slack": SLACK, "model_rounding": rounding},
+        "prompts": reports,
+    }
+
+
+def _judge_answer(answer: Answer, compared: Sequence[tuple[Any, Any]], bound: float) -> dict[str, Any]:
+    import numpy as np
+
+    where = f"smoke '{answer.name}'"
+    worst = 0.0
+    for feeding, (_, rounded) in zip(answer.feedings, compared, strict=True):
+        apart = distances(np.stack(feeding.logits), rounded)
+        beyond = np.flatnonzero(~(apart <= bound))
+        if len(beyond):
+            at = int(beyond[0])
+            raise SmokeError(
+                f"{where}: decoded {answer.text!r}; logits first differ from the model's own at token "
+                f"{feeding.rows[at]}: {apart[at]:.3g} apart (relative); expected at most {bound:.3g}. The artifact does "
+                "not compute its model."
+            )
+        worst = max(worst, float(apart.max()))
+    near_ties = _compare_tokens(answer, compared[0][0], bound)
+    if answer.expect not in answer.text:
+        raise SmokeError(
+            f"{where}: decoded {answer.text!r}; expected it to contain {answer.expect!r}. The artifact computes "
+            "what its model computes: the model answers so, or max_new_tokens is too small."
+        )
+    return {
+        "name": answer.name,
+        "text": answer.text,
+        "expected": answer.expect,
+        "prompt_tokens": len(answer.prompt),
+        "generated": answer.generated,
+        "near_ties": near_ties,
+        "logits_rows": sum(len(feeding.rows) for feeding in answer.feedings),
+        "logits_distance": worst,
+    }
+
+
+def _compare_tokens(answer: Answer, exact: Any, bound: float) -> list[dict[str, Any]]:
+    """Each generated token against the float32 reference's choice; what differs only in a near tie is returned."""
+    ties = []
+    for index, (token, row) in enumerate(zip(answer.generated, exact, strict=True)):
+        best = int(row.argmax())
+        if token == best:
+            continue
+        margin = float((row[best] - row[token]) / row.std())
+        if margin > bound:
+            raise SmokeError(
+                f"smoke '{answer.name}': decoded {answer.text!r}; token {index} of the answer is {token}, the "
+                f"model's own is {best}, which it prefers by {margin:.3g} standard deviations; expected the same token."
+            )
+        ties.append({"index": index, "token": token, "reference": best, "margin": margin})
+    return ties
+
+
+def distances(actual: Any, reference: Any) -> Any:
+    """Relative distance of each row, means removed: |a - r| / |r|. Not-a-number where a row holds one."""
+    import numpy as np
+
+    actual = np.asarray(actual, np.float64)
+    reference = np.asarray(reference, np.float64)
+    actual = actual - actual.mean(axis=-1, keepdims=True)
+    reference = reference - reference.mean(axis=-1, keepdims=True)
+    return np.linalg.norm(actual - reference, axis=-1) / np.linalg.norm(reference, axis=-1)
