@@ -15,40 +15,12 @@ from typing import Any, Literal
 
 from pipeline import schema_problems, yaml_source
 from pipeline.errors import ManifestError
+from pipeline.spec import DEFAULT_MAX_NEW_TOKENS, HubSource, PathSource, SmokePrompt, Source, WheelSource
 from pipeline.yaml_source import Field, Problem
 
 MAX_FILE_BYTES = 256 * 1024
-DEFAULT_MAX_NEW_TOKENS = 32
 
 Dtype = Literal["fp32", "fp16", "bf16"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubSource:
-    """A Hugging Face repository (``org/name``) at a revision, as written."""
-
-    repo: str
-    revision: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PathSource:
-    """A local directory or ``.gguf`` file; absolute, links not followed, not known to exist."""
-
-    path: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class WheelSource:
-    """A ``.gguf`` file inside one exact wheel of the package index."""
-
-    package: str
-    version: str
-    sha256: str
-    file: str
-
-
-Source = HubSource | PathSource | WheelSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +44,6 @@ class Cache:
     """Who owns the key-value cache."""
 
     placement: Literal["off_graph"] = "off_graph"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmokePrompt:
-    """A question, and a text its answer of at most ``max_new_tokens`` tokens must contain."""
-
-    name: str
-    user: str
-    expect: str
-    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,21 +1,60 @@
-"""What each step is told: exactly the manifest fields its output depends on, and no more.
+"""What each step is told: exactly what its output depends on, and no more.
 
 A step receives its spec and its inputs' files, nothing else, so its key, which hashes both, is complete by
-construction.
+construction. ``pipeline.manifest`` is where the values come from.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from pipeline.manifest import HubSource, Manifest, PathSource, SmokePrompt, WheelSource
+DEFAULT_MAX_NEW_TOKENS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSource:
+    """A Hugging Face repository (``org/name``) at a revision, as written."""
+
+    repo: str
+    revision: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathSource:
+    """A local directory or ``.gguf`` file; absolute, links not followed, not known to exist."""
+
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelSource:
+    """A ``.gguf`` file inside one exact wheel of the package index."""
+
+    package: str
+    version: str
+    sha256: str
+    file: str
+
+
+Source = HubSource | PathSource | WheelSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokePrompt:
+    """A question, and a text its answer of at most ``max_new_tokens`` tokens must contain."""
+
+    name: str
+    user: str
+    expect: str
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchSpec:
-    """Where the model comes from. For a local path the files' digests are inputs, and the path itself is not."""
+    """Where the model comes from."""
 
-    source: HubSource | PathSource | WheelSource
+    source: Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +69,6 @@ class BuildSpec:
     placement: str
     backend: str
     logits: str
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> BuildSpec:
-        return cls(
-            dtype=manifest.dtype,
-            linear=manifest.quantization.linear,
-            embedding=manifest.quantization.embedding,
-            max_seq_len=manifest.max_seq_len,
-            max_context_len=manifest.max_context_len,
-            placement=manifest.cache.placement,
-            backend=manifest.backend,
-            logits=manifest.logits,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,8 +197,8 @@ def _judge_answer(answer: Answer, compared: Sequence[tuple[Any, Any]], bound: fl
             at = int(beyond[0])
             raise SmokeError(
                 f"{where}: decoded {answer.text!r}; logits first differ from the model's own at token "
-                f"{feeding.rows[at]}: {apart[at]:.3g} apart (relative); expected at most {bound:.3g}. The artifact does "
-                "not compute its model."
+                f"{feeding.rows[at]}: {apart[at]:.3g} apart (relative); expected at most {bound:.3g}. The artifact "
+                "does not compute its model."
             )
         worst = max(worst, float(apart.max()))
     near_ties = _compare_tokens(answer, compared[0][0], bound)

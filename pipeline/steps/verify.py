@@ -1,0 +1,23 @@
+"""``model.pte`` becomes ``metadata.json``: what it publishes, once that is shown to be true."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipeline.errors import VerifyError
+from pipeline.pte import PteFile
+from pipeline.spec import BuildSpec
+from pipeline.verify import verify
+
+METADATA = "metadata.json"
+
+
+def run(spec: BuildSpec, artifact: Path, out: Path) -> None:
+    """Writes ``out/metadata.json``. Raises VerifyError with every finding, PteError when the file cannot be read."""
+    with PteFile.open(artifact) as pte:
+        findings = verify(pte, spec)
+        if findings:
+            raise VerifyError("\n".join(finding.message for finding in findings))
+        published = {"constant_methods": pte.program.constants(), "size_bytes": pte.size_bytes}
+    (out / METADATA).write_text(json.dumps(published, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,96 @@
+"""Steps become doit tasks. The only module that knows doit.
+
+Whether a task is up to date is asked of the store alone, so doit's own database can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from doit.exceptions import InvalidDodoFile, TaskFailed
+
+from pipeline import manifest, plan
+from pipeline.errors import PipelineError
+from pipeline.plan import BUNDLE, Step
+from pipeline.progress import Progress
+from pipeline.workspace import Workspace
+
+MANIFESTS = Path("manifests")
+ARTIFACTS = Path("artifacts")
+
+DOIT_CONFIG = {"default_tasks": [BUNDLE]}
+
+
+def task_fetch() -> Iterator[dict[str, Any]]:
+    """bring the model here: configuration, weights, tokenizer"""
+    return _tasks(plan.FETCH)
+
+
+def task_build() -> Iterator[dict[str, Any]]:
+    """export the model, lower it and write model.pte"""
+    return _tasks(plan.BUILD)
+
+
+def task_verify() -> Iterator[dict[str, Any]]:
+    """check what model.pte publishes against schema, manifest and graph"""
+    return _tasks(plan.VERIFY)
+
+
+def task_smoke() -> Iterator[dict[str, Any]]:
+    """decode model.pte and compare it with its own model"""
+    return _tasks(plan.SMOKE)
+
+
+def task_bundle() -> Iterator[dict[str, Any]]:
+    """put together what a user ships, in artifacts/bundles/"""
+    return _tasks(plan.BUNDLE)
+
+
+def _tasks(name: str) -> Iterator[dict[str, Any]]:
+    for item in _manifests():
+        step = plan.steps_of(item)[name]
+        yield {
+            "name": item.name,
+            "doc": f"{name} {item.model.id}",
+            "actions": [(_run, [step])],
+            "uptodate": [(_is_current, [step])],
+            "task_dep": [f"{need}:{item.name}" for need in step.needs],
+            "verbosity": 2,
+        }
+
+
+def _run(step: Step) -> TaskFailed | None:
+    try:
+        with Progress(step.title) as progress:
+            _workspace().run(step, progress.stage)
+        for line in _workspace().summary(step):
+            progress.say(line)
+    except PipelineError as error:
+        sys.stderr.write(f"\n{error}\n")
+        return TaskFailed(str(error), report=False)
+    return None
+
+
+def _is_current(step: Step) -> bool:
+    try:
+        return _workspace().receipt(step) is not None
+    except PipelineError:
+        # Running the step says what is wrong, in its own words.
+        return False
+
+
+@cache
+def _workspace() -> Workspace:
+    return Workspace(ARTIFACTS)
+
+
+@cache
+def _manifests() -> tuple[manifest.Manifest, ...]:
+    try:
+        return manifest.load_all(MANIFESTS)
+    except PipelineError as error:
+        raise InvalidDodoFile(f"\n{error}") from error
