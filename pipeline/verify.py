@@ -19,6 +19,7 @@ from pipeline import schema
 from pipeline.contract import LOGITS_MODE, SCALAR_TYPE
 from pipeline.pte import dtypes
 from pipeline.pte.container import PteFile
+from pipeline.pte.flatbuffer import quoted
 from pipeline.pte.mlx_graph import MlxGraph, Slot, parse_mlx_payload
 from pipeline.pte.mlx_shapes import Attend, Shape, Shapes
 from pipeline.pte.program import Method, TensorValue, Value
@@ -155,11 +156,12 @@ def _bad_constants(graph: MlxGraph, pte: PteFile) -> Iterator[str]:
         name, meta = graph.names.get(Slot("tensor", tid)), graph.meta(tid)
         assert meta is not None, "a graph's constants have metadata"
         if name is None or name not in pte.named_data:
-            yield f"the graph's constant {tid} is {name!r}, which is not among the file's named data"
+            where = "has no name" if name is None else f"is {quoted(name)}, which is not among the file's named data"
+            yield f"the graph's constant {tid} {where}"
             continue
         needed = prod(dim.value or 0 for dim in meta.shape) * dtypes.BY_NAME[meta.dtype].size_bytes
         if len(pte.named_data[name]) < needed:
-            yield f"'{name}' has {len(pte.named_data[name])} bytes but its shape and dtype need {needed}"
+            yield f"{quoted(name)} has {len(pte.named_data[name])} bytes but its shape and dtype need {needed}"
 
 
 def _broken_schema(constants: Mapping[str, Any]) -> dict[str, str]:
@@ -258,13 +260,13 @@ def _token_ids(case: _Case) -> Iterator[str]:
 def _one_delegate(case: _Case) -> Iterator[str]:
     forward = case.evidence.forward
     if forward is None:
-        yield f"there is no method 'forward'; it has {', '.join(case.evidence.methods) or 'none'}"
+        yield f"there is no method 'forward'; it has {', '.join(map(quoted, case.evidence.methods)) or 'none'}"
         return
     if forward.delegates != (BACKEND,):
-        calls = ", ".join(forward.delegates) or "no delegate"
+        calls = ", ".join(map(quoted, forward.delegates)) or "no delegate"
         yield f"forward calls {calls}; expected exactly one {BACKEND}"
     if forward.others:
-        listed = ", ".join(f"{name} ({count})" for name, count in sorted(forward.others.items()))
+        listed = ", ".join(f"{quoted(name)} ({count})" for name, count in sorted(forward.others.items()))
         yield f"forward leaves {listed} outside its delegate; expected one {BACKEND} and nothing else"
     if forward.graph and forward.graph.num_slots != forward.num_delegate_args:
         yield (

@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.errors import PteError
 from pipeline.pte import program
+from pipeline.pte.flatbuffer import quoted
 from pipeline.pte.program import Program
 
 IDENTIFIER = b"ET12"
@@ -51,6 +52,7 @@ class PteFile:
         self.path = path
         self.size_bytes = len(data)
         self._data = data
+        self._owner = data.obj
         self._name = str(path)
         program_data, base, data_size = self._head()
         tables = program.SCHEMA.decode("Program", program_data, self._name)
@@ -87,11 +89,10 @@ class PteFile:
 
     def close(self) -> None:
         """Releases the file; views given out keep their bytes alive."""
-        mapped = self._data.obj
-        with suppress(BufferError):
-            self._data.release()
-            if isinstance(mapped, mmap.mmap):
-                mapped.close()
+        self._data.release()
+        if isinstance(self._owner, mmap.mmap):
+            with suppress(BufferError):
+                self._owner.close()
 
     def __enter__(self) -> PteFile:
         return self
@@ -145,8 +146,8 @@ class PteFile:
         for entry in entries:
             key, index = entry["key"], entry["segment_index"]
             if key in names:
-                raise self._wrong(f"has named data '{key}' twice")
+                raise self._wrong(f"has named data {quoted(key)} twice")
             if index >= len(self._segments):
-                raise self._wrong(f"has named data '{key}' in segment {index} of {len(self._segments)}")
+                raise self._wrong(f"has named data {quoted(key)} in segment {index} of {len(self._segments)}")
             names[key] = index
         return names

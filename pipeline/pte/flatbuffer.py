@@ -58,6 +58,11 @@ _SCALARS = {
 Make = Callable[[Any], Any]
 
 
+def quoted(text: str) -> str:
+    """A string out of a file, fit for one line of a message: escaped, and cut when long."""
+    return repr(text if len(text) <= 80 else f"{text[:80]}…")
+
+
 class Malformed(Exception):  # noqa: N818 - becomes a PteError before anyone sees it
     """What is wrong with a value, collecting the path to it on the way up. ``make`` may raise it."""
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pipeline.errors import PteError
 from pipeline.pte import dtypes
-from pipeline.pte.flatbuffer import Malformed, Schema
+from pipeline.pte.flatbuffer import Malformed, Schema, quoted
 from pipeline.pte.mlx_ops import OPS
 
 HEADER_BYTES = 24
@@ -271,7 +271,8 @@ class _Checked:
         text = self._tables["version"] or "1"
         digits = text[: len(text) - len(text.lstrip("0123456789"))]
         if not (digits.isascii() and 0 < len(digits) < 10) or int(digits) > MAX_VERSION:
-            raise self._wrong(f"its graph is of version {text!r}; expected at most {MAX_VERSION}", "Update this tool.")
+            what = f"its graph is of version {quoted(text)}; expected at most {MAX_VERSION}"
+            raise self._wrong(what, "Update this tool.")
         return int(digits)
 
     def _counts(self) -> dict[str, int]:
@@ -292,10 +293,10 @@ class _Checked:
         seen: dict[Slot, str] = {}
         for named in self._tables["named_slots"] or ():
             slot = named["slot"]
-            self._check_slot(graph, slot, f"'{named['name']}'")
+            self._check_slot(graph, slot, quoted(named["name"]))
             known = seen.setdefault(slot, named["name"])
             if known != named["name"] and slot.kind == "tensor" and slot.idx in graph.constant_tids:
-                raise self._wrong(f"constant {slot.idx} is named both '{known}' and '{named['name']}'")
+                raise self._wrong(f"constant {slot.idx} is named both {quoted(known)} and {quoted(named['name'])}")
 
     def _check_slot(self, graph: MlxGraph, slot: Slot, where: str) -> None:
         limit = graph.num_tensors if slot.kind == "tensor" else graph.num_values

@@ -10,7 +10,7 @@ A **constant method** has no inputs and no instructions; it publishes what its o
     several outputs -> list of these; none -> []
 
 A Python list published at export time arrives as one output per element, so a list of one
-cannot be told from the bare element.
+reads as the bare element.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.errors import PteError
 from pipeline.pte import dtypes
-from pipeline.pte.flatbuffer import Schema
+from pipeline.pte.flatbuffer import Schema, quoted
 
 MAX_RANK = 16
 
@@ -210,7 +210,7 @@ class Program:
         try:
             values = [_plain(value) for value in outputs]
         except PteError as error:
-            raise PteError(f"{self.name}: {method} publishes {error}") from None
+            raise PteError(f"{self.name}: {quoted(method)} publishes {error}") from None
         return values[0] if len(values) == 1 else values
 
 
@@ -242,7 +242,7 @@ def build(tables: dict[str, Any], segment: Callable[[int], memoryview], name: st
     methods: dict[str, Method] = {}
     for plan in tables["execution_plan"] or ():
         if plan["name"] in methods:
-            raise PteError(f"{name}: method '{plan['name']}' appears twice; expected one. Rebuild the artifact.")
+            raise PteError(f"{name}: method {quoted(plan['name'])} appears twice; expected one. Rebuild the artifact.")
         methods[plan["name"]] = builder.method(plan)
     return Program(tables["version"], methods, name)
 
@@ -257,7 +257,7 @@ class _Builder:
 
     def method(self, plan: dict[str, Any]) -> Method:
         where = self._where
-        self._where = f"{where}: method '{plan['name']}'"
+        self._where = f"{where}: method {quoted(plan['name'])}"
         values = tuple(self._value(entry["val"]) for entry in plan["values"] or ())
         operators = [
             f"{op['name']}.{op['overload']}" if op["overload"] else op["name"] for op in plan["operators"] or ()
