@@ -30,6 +30,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "is_causal": (None, True),
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
+    "output_router_logits": (None, False),
     "past_key_value": (None,),
     "past_key_values": (None,),
     "return_dict": (None, True, False),
@@ -189,39 +190,46 @@ def off_graph_mask(
 
 def _window_of(mask_function: Callable[..., Any]) -> int:
     """The window of a causal mask function (batch, head, query, key) -> bool; 0 when it is unbounded."""
+    import torch
 
     def attends(query: int, key: int) -> bool:
-        return bool(mask_function(0, 0, query, key))
+        # Transformers' mask functions call tensor methods on their indices.
+        return bool(mask_function(*(torch.tensor(index) for index in (0, 0, query, key))))
 
     def reach(query: int) -> int:
-        """How many positions, itself included, the query attends; 0 stands for all."""
-        if attends(query, 0):
+        """How many positions, itself included, the query attends; 0 stands for all, -1 for no unbroken run."""
+        ages = [0, *(1 << power for power in range(_FAR.bit_length())), query]
+        attended = [attends(query, query - age) for age in ages]
+        if all(attended):
             return 0
-        nearest_refused, farthest_attended = 0, query
-        while farthest_attended - nearest_refused > 1:
+        edge = attended.index(False)
+        if any(attended[edge:]):
+            return -1
+        farthest_attended, nearest_refused = ages[edge - 1], ages[edge]
+        while nearest_refused - farthest_attended > 1:
             middle = (nearest_refused + farthest_attended) // 2
-            if attends(query, middle):
+            if attends(query, query - middle):
                 farthest_attended = middle
             else:
                 nearest_refused = middle
-        return query - farthest_attended + 1
+        return farthest_attended + 1
 
     # Chunked attention starts at a multiple of the chunk, so its reach changes from one query to the next.
     queries = (_FAR, _FAR + 1, _FAR + 4097)
     try:
         causal = all(attends(q, q) and not attends(q, q + 1) for q in queries)
         windows = {reach(q) for q in queries} if causal else set()
-    except (IndexError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise ExportError(
             "the model's attention mask depends on the tokens, not on positions alone; the off-graph cache op masks "
             f"by position. ({type(error).__name__}: {error})"
         ) from error
     if not causal:
         raise ExportError("the model's attention mask is not causal; the off-graph cache op always masks causally.")
-    if len(windows) != 1:
+    if len(windows) != 1 or -1 in windows:
         raise ExportError(
-            "the model's attention mask reaches back by different lengths from different positions (chunked "
-            "attention); the off-graph cache op knows full and sliding-window attention."
+            "the model's attention mask reaches back by different lengths from different positions, or with gaps "
+            "(chunked attention, attention sinks); the off-graph cache op knows full and sliding-window attention."
         )
     return windows.pop()
 

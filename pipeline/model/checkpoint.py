@@ -59,11 +59,12 @@ def load_model(snapshot: Path, dtype: str, attention: str = EAGER) -> Any:
 
 
 def load_config(snapshot: Path) -> Any:
-    """The model's configuration alone: no weights are read."""
+    """The language model's configuration alone, out of a composite one where need be: no weights are read."""
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(snapshot, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(snapshot, local_files_only=True, trust_remote_code=False)
+        return config.get_text_config()
     except (OSError, ValueError, KeyError) as error:
         raise ExportError(f"{snapshot}: its config.json cannot be used: {_first_line(error)}") from error
 

@@ -57,9 +57,9 @@ def export_forward(model: Any, max_seq_len: int) -> ExportedProgram:
         raise
     except Exception as error:
         # torch.export documents no common base for what tracing can raise.
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ExportError(
-            f"model type '{model.config.model_type}': torch.export cannot trace it: {reason} "
+            f"model type '{model.config.model_type}': torch.export cannot trace it: {reason}. "
             "The log has the whole trace."
         ) from error
     _check_range(program, max_seq_len)

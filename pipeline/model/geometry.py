@@ -25,7 +25,17 @@ def geometry_of(model: Any) -> tuple[CacheGeometry, ...]:
     _refuse_traced_once_rope(config)
     tokens = torch.zeros((1, 3), dtype=torch.long)
     with observed() as observation, torch.no_grad():
-        model(input_ids=tokens, position_ids=torch.arange(3).unsqueeze(0), use_cache=False)
+        try:
+            model(input_ids=tokens, position_ids=torch.arange(3).unsqueeze(0), use_cache=False)
+        except ExportError:
+            raise
+        except Exception as error:
+            # A model's own code can fail in any way when its attention gets no mask.
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            raise ExportError(
+                f"model type '{config.model_type}': its forward fails, given positions and no mask: {reason}. It "
+                "cannot be exported with the off-graph cache."
+            ) from error
     return _checked(observation, config)
 
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 from pipeline.contract import SCALAR_TYPE, Contract
 from pipeline.delegate.dtypes import BY_CODE
 from pipeline.delegate.executor import MlxMethod
-from pipeline.errors import CacheError
+from pipeline.errors import CacheError, DelegateError
 from pipeline.pte import PteFile
 from pipeline.runtime.kv_cache import KVCache
 
@@ -45,7 +45,16 @@ class Decoder:
         self._cache.clear()
 
     def feed(self, ids: Sequence[int]) -> mx.array:
-        """Appends at most ``max_seq_len`` tokens in one step; returns the last one's logits, [vocab]."""
+        """Appends 1 to ``max_seq_len`` tokens in one step; returns the last one's logits, [vocab]."""
+        if not ids:
+            raise CacheError(f"{self._where}: the step has no tokens; expected at least 1.")
+        for token in ids:
+            # MLX reads an embedding's rows unchecked: an id beyond them is garbage, or the end of the process.
+            if not 0 <= token < self.contract.vocab_size:
+                raise DelegateError(
+                    f"{self._where}: token id {token} is outside the vocabulary of {self.contract.vocab_size}. "
+                    "Use the tokenizer that belongs to the model."
+                )
         tokens = mx.array([ids], mx.int64)
         positions = mx.arange(self.position, self.position + len(ids), dtype=mx.int64)
         (logits,) = self._forward(tokens, positions)
@@ -67,6 +76,8 @@ class Decoder:
 
         Ends after a stop token, after ``max_new_tokens``, or when the context is full.
         """
+        if not prompt:
+            raise CacheError(f"{self._where}: the prompt has no tokens; expected at least 1 to continue.")
         *_, logits = self.prefill(prompt)
         for generated in range(max_new_tokens):
             token = cast(int, mx.argmax(logits).item())

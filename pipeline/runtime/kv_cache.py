@@ -108,6 +108,8 @@ class KVCache:
         )
 
     def _enter_step(self, positions: Sequence[int]) -> None:
+        if not positions:
+            raise CacheError("the step has no tokens; expected at least 1.")
         step = (positions[0], len(positions))
         if any(position != step[0] + offset for offset, position in enumerate(positions)):
             raise CacheError(

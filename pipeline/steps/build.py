@@ -28,7 +28,7 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
     attention.register()
     stage("loading")
     tokenizer = checkpoint.load_tokenizer(snapshot)
-    config = checkpoint.load_config(snapshot).get_text_config()
+    config = checkpoint.load_config(snapshot)
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and spec.max_context_len > limit:
         raise ExportError(

@@ -71,17 +71,18 @@ def run(spec: SmokeSpec, artifact: Path, snapshot: Path, out: Path, stage: Calla
     further from the reference than rounding explains.
     """
     stage("importing")
-    from pipeline.model.checkpoint import load_tokenizer
+    from pipeline.model.checkpoint import load_config, load_tokenizer
     from pipeline.model.reference import ReferenceModel
     from pipeline.pte import PteFile
     from pipeline.runtime.decoder import Decoder
 
     tokenizer = load_tokenizer(snapshot)
+    config = load_config(snapshot)
     stage("decoding")
     with PteFile.open(artifact) as pte:
         decoder = Decoder(pte)
         answers = [_decode(decoder, tokenizer, prompt) for prompt in spec.prompts]
-        _feed_beyond_windows(decoder, answers[0])
+        _feed_beyond_windows(decoder, answers[0], getattr(config, "sliding_window", None))
         dtype = decoder.contract.dtype
         del decoder
     feedings = [feeding for answer in answers for feeding in answer.feedings]
@@ -140,9 +141,14 @@ def _fed(decoder: Any, ids: list[int], chunk: int) -> Feeding:
     return feeding
 
 
-def _feed_beyond_windows(decoder: Any, answer: Answer) -> None:
-    """Repeats the first text until the narrowest ring has wrapped, then goes on token by token."""
+def _feed_beyond_windows(decoder: Any, answer: Answer, declared: int | None) -> None:
+    """Repeats the first text until the narrowest ring has wrapped, then goes on token by token.
+
+    ``declared`` is the window in the model's configuration: an artifact that publishes a wider one, or none, is wrong
+    only beyond it.
+    """
     windows = [cache.window for cache in decoder.contract.caches if cache.window]
+    windows += [declared] if declared else []
     if not windows:
         return
     chunk = decoder.contract.max_seq_len

@@ -19,6 +19,9 @@ def slice_axis(x: mx.array, axis: int, start: int, stop: int, step: int) -> mx.a
     """Python's slice on one axis: negative bounds count from the end, all are clamped."""
     if not -x.ndim <= axis < x.ndim:
         raise DelegateError(f"SliceNode has axis {axis} on an array of {x.ndim} dimensions.")
+    if step == 0:
+        # MLX would end the whole process with a division by zero.
+        raise DelegateError("SliceNode has step 0; expected any other.")
     index = [slice(None)] * x.ndim
     index[axis] = slice(start, stop, step)
     return x[tuple(index)]
