@@ -21,12 +21,15 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code."""
+    """Runs one command line and returns its exit code; argparse's own exits pass through."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    args = _parser(arguments).parse_args(arguments)
     try:
-        code: int = args.run(args)
-        sys.stdout.flush()
+        try:
+            args = _parser(arguments).parse_args(arguments)
+            code: int = args.run(args)
+        finally:
+            # Here and not at exit, where Python would report a closed pipe itself.
+            sys.stdout.flush()
     except PipelineError as error:
         print(error, file=sys.stderr)
         return 3 if isinstance(error, PteError) else 1
