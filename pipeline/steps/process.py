@@ -124,7 +124,8 @@ def _main(events_fd: int) -> int:
 
 def _die_with_parent() -> None:
     """Blocks until the parent closes its end, which it does by ending, in whatever way."""
-    sys.stdin.buffer.read()
+    # Not sys.stdin: a thread inside its buffer's lock aborts the interpreter's shutdown.
+    os.read(0, 1)
     _kill_group(os.getpgrp())
 
 
