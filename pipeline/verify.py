@@ -1,37 +1,26 @@
 """Does a ``.pte`` publish the truth? Its constant methods against their schema, each other, its graph and a manifest.
 
-Knows the runner's contract and what each published value claims about ``forward``. Does not run anything. What the
-file cannot show is not checked: windows and the logits mode of a graph leave no trace in it beyond the logits' shape,
-and K/V shapes are compared only where they follow from the graph (``Evidence.summary`` says when some do not).
-
-``Evidence`` is what was found in the file, ``check`` judges it, ``verify`` does both.
+Knows the runner's contract and what each published value claims about ``forward``; ``pipeline.evidence`` gathers what
+the file shows. Runs nothing. What a file cannot show is not checked: windows leave no trace in a graph, the logits
+mode none beyond the logits' shape, and K/V shapes are compared where they follow from the graph (``Evidence.summary``
+says when some do not).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from pipeline import schema
-from pipeline.contract import LOGITS_MODE, SCALAR_TYPE
-from pipeline.pte import dtypes
-from pipeline.pte.container import PteFile
+from pipeline.evidence import BACKEND, DTYPES, MODES, Evidence, GraphFacts, heads_and_dim
+from pipeline.pte import PteFile, TensorValue, Value, dtypes
 from pipeline.pte.flatbuffer import quoted
-from pipeline.pte.mlx_graph import MlxGraph, Slot, parse_mlx_payload
-from pipeline.pte.mlx_shapes import Attend, Shape, Shapes
-from pipeline.pte.program import Method, TensorValue, Value
 
 if TYPE_CHECKING:
     from pipeline.manifest import Manifest
 
 SCHEMA = "constant-methods"
-BACKEND = "MLXBackend"
-
-_DTYPES = {code: name for name, code in SCALAR_TYPE.items()}
-_MODES = {code: name for name, code in LOGITS_MODE.items()}
 _PER_CACHE = ("get_kv_heads", "get_head_dims", "get_windows")
 _OLDER_NAMES = {"get_max_ctx_len": "get_max_context_len", "get_prefill_chunk_size": "get_max_seq_len"}
 
@@ -42,66 +31,6 @@ class Finding:
 
     rule: str
     message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphFacts:
-    """What an MLX graph shows about the contract. ``bad_constants`` are sentences about missing data."""
-
-    attends: tuple[Attend, ...]
-    logits: Shape
-    num_slots: int
-    num_mutable_buffers: int
-    float_dtypes: frozenset[str]
-    bad_constants: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForwardFacts:
-    """``others`` counts the instructions beside delegate calls; ``graph`` is there for exactly one MLX delegate."""
-
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    delegates: tuple[str, ...]
-    others: Mapping[str, int]
-    num_delegate_args: int = 0
-    graph: GraphFacts | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What was found in one file; ``forward`` is ``None`` when there is no such method."""
-
-    where: str
-    constants: Mapping[str, Any]
-    methods: tuple[str, ...]
-    forward: ForwardFacts | None
-
-    @classmethod
-    def of(cls, pte: PteFile) -> Evidence:
-        """Raises ``PteError`` when constants or the graph cannot be read."""
-        methods = pte.program.methods
-        forward = methods.get("forward")
-        return cls(
-            where=str(pte.path),
-            constants=pte.program.constants(),
-            methods=tuple(methods),
-            forward=None if forward is None else _forward_facts(forward, pte),
-        )
-
-    def summary(self) -> str:
-        """The contract in a few words, for evidence without findings."""
-        constants = self.constants
-        words = [
-            f"{constants['get_n_caches']} caches",
-            f"vocab {constants['get_vocab_size']}",
-            _DTYPES[constants["get_activation_dtype"]],
-            f"steps of {constants['get_max_seq_len']} in {constants['get_max_context_len']} tokens",
-            f"{_MODES[constants['get_logits_to_keep_mode']]} logits",
-        ]
-        graph = self.forward.graph if self.forward else None
-        unknown = sum(_heads_and_dim(attend.key) is None for attend in graph.attends) if graph else 0
-        return ", ".join(words + ([f"K/V shapes of {unknown} caches do not follow from the graph"] if unknown else []))
 
 
 def verify(pte: PteFile, manifest: Manifest | None = None) -> list[Finding]:
@@ -117,51 +46,6 @@ def check(evidence: Evidence, manifest: Manifest | None = None) -> list[Finding]
     for rule, find in RULES.items():
         texts += [(rule, text) for text in find(_Case(sound, evidence, manifest))]
     return [Finding(rule, f"{evidence.where}: {text}. Rebuild the artifact.") for rule, text in texts]
-
-
-def _forward_facts(method: Method, pte: PteFile) -> ForwardFacts:
-    calls = [instruction for instruction in method.instructions if instruction.delegate is not None]
-    delegates = [method.delegates[call.delegate] for call in calls if call.delegate is not None]
-    others = Counter(
-        instruction.operator or instruction.kind for instruction in method.instructions if instruction.delegate is None
-    )
-    graph = None
-    if [delegate.id for delegate in delegates] == [BACKEND]:
-        graph = _graph_facts(parse_mlx_payload(delegates[0].payload, f"{pte.path}: forward"), pte)
-    return ForwardFacts(
-        inputs=method.inputs,
-        outputs=method.outputs,
-        delegates=tuple(delegate.id for delegate in delegates),
-        others=others,
-        num_delegate_args=len(calls[0].args) if calls else 0,
-        graph=graph,
-    )
-
-
-def _graph_facts(graph: MlxGraph, pte: PteFile) -> GraphFacts:
-    shapes = Shapes(graph)
-    constants = [meta for meta in map(graph.meta, graph.constant_tids) if meta is not None]
-    return GraphFacts(
-        attends=tuple(shapes.attends),
-        logits=shapes.outputs[0] if shapes.outputs else None,
-        num_slots=len(graph.input_map) + len(graph.output_map),
-        num_mutable_buffers=graph.num_mutable_buffer_tensors,
-        float_dtypes=frozenset(meta.dtype for meta in constants if "float" in meta.dtype),
-        bad_constants=tuple(_bad_constants(graph, pte)),
-    )
-
-
-def _bad_constants(graph: MlxGraph, pte: PteFile) -> Iterator[str]:
-    for tid in graph.constant_tids:
-        name, meta = graph.names.get(Slot("tensor", tid)), graph.meta(tid)
-        assert meta is not None, "a graph's constants have metadata"
-        if name is None or name not in pte.named_data:
-            where = "has no name" if name is None else f"is {quoted(name)}, which is not among the file's named data"
-            yield f"the graph's constant {tid} {where}"
-            continue
-        needed = prod(dim.value or 0 for dim in meta.shape) * dtypes.BY_NAME[meta.dtype].size_bytes
-        if len(pte.named_data[name]) < needed:
-            yield f"{quoted(name)} has {len(pte.named_data[name])} bytes but its shape and dtype need {needed}"
 
 
 def _broken_schema(constants: Mapping[str, Any]) -> dict[str, str]:
@@ -215,11 +99,11 @@ class _Case:
 
     @property
     def mode(self) -> str | None:
-        return _MODES.get(self.published.get("get_logits_to_keep_mode", -1))
+        return MODES.get(self.published.get("get_logits_to_keep_mode", -1))
 
     @property
     def dtype(self) -> str | None:
-        return _DTYPES.get(self.published.get("get_activation_dtype", -1))
+        return DTYPES.get(self.published.get("get_activation_dtype", -1))
 
 
 def _lengths(case: _Case) -> Iterator[str]:
@@ -382,26 +266,18 @@ def _geometry(case: _Case) -> Iterator[str]:
         if cache is None or not 0 <= cache < min(len(heads), len(dims)):
             continue
         for what, shape in (("keys", attend.key), ("values", attend.value)):
-            found = _heads_and_dim(shape)
+            found = heads_and_dim(shape)
             if found is not None and found != (heads[cache], dims[cache]):
                 yield (
                     f"cache {cache} is given {what} of {found[0]} heads of {found[1]} but get_kv_heads and "
                     f"get_head_dims say {heads[cache]} heads of {dims[cache]}"
                 )
-        query = _heads_and_dim(attend.query)
+        query = heads_and_dim(attend.query)
         if query is not None and (query[1] != dims[cache] or query[0] % heads[cache]):
             yield (
                 f"cache {cache} is asked by {query[0]} heads of {query[1]} but get_kv_heads and get_head_dims say "
                 f"{heads[cache]} heads of {dims[cache]}; expected a multiple of heads and the same size"
             )
-
-
-def _heads_and_dim(shape: Shape) -> tuple[int, int] | None:
-    """Of [1, heads, T, head_dim], where both follow from the graph."""
-    if shape is None or len(shape) != 4:
-        return None
-    _, heads, _, dim = shape
-    return (heads, dim) if isinstance(heads, int) and isinstance(dim, int) else None
 
 
 def _activation_dtype(case: _Case) -> Iterator[str]:
@@ -410,7 +286,7 @@ def _activation_dtype(case: _Case) -> Iterator[str]:
         return
     others = {attend.out_dtype for attend in case.graph.attends} - {None, code}
     if others:
-        names = ", ".join(sorted(_DTYPES.get(other or 0, str(other)) for other in others))
+        names = ", ".join(sorted(DTYPES.get(other or 0, str(other)) for other in others))
         yield f"the graph attends in {names} but get_activation_dtype is {code} ({case.dtype})"
     known = {attend.out_dtype for attend in case.graph.attends} - {None}
     if not known and case.graph.float_dtypes and _dtype_name(code) not in case.graph.float_dtypes:

@@ -11,12 +11,13 @@ import pytest
 
 from pipeline import schema
 from pipeline.contract import Contract
+from pipeline.evidence import Evidence, ForwardFacts, GraphFacts
 from pipeline.manifest import Cache as CacheRequest
 from pipeline.manifest import HubSource, Manifest, Model, Quantization
 from pipeline.pte import PteFile, TensorValue
 from pipeline.pte.mlx_shapes import Attend
 from pipeline.pte.program import IntValue
-from pipeline.verify import RULES, Evidence, ForwardFacts, GraphFacts, check, verify
+from pipeline.verify import RULES, check, verify
 
 
 def int32(*values: int) -> dict[str, Any]:
@@ -441,6 +442,14 @@ def test_a_lowered_artifact_verifies_and_its_contract_reads(tiny_pte: Any) -> No
         assert Evidence.of(pte).summary() == "2 caches, vocab 11, fp32, steps of 6 in 32 tokens, last logits"
         contract = Contract.read(pte.program.constants(), "tiny.pte")
         assert (len(contract.caches), contract.caches[1].window) == (2, 6)
+
+
+def test_published_heads_are_held_against_a_real_graph(tiny_pte: Any) -> None:
+    with PteFile.open(tiny_pte.path) as pte:
+        evidence = Evidence.of(pte)
+    wrong = {**evidence.constants, "get_head_dims": int32(8, 4)}
+    rules = [rule for rule, _ in found(dataclasses.replace(evidence, constants=wrong))]
+    assert rules == ["geometry"] * 3  # keys, values and queries of cache 1
 
 
 def test_missing_data_is_found(tiny_pte: Any) -> None:

@@ -37,8 +37,9 @@ def _manifest(path: Path | None) -> Manifest | None:
 
 
 def _verify(file: Path, manifest: Manifest | None) -> int:
+    from pipeline.evidence import Evidence
     from pipeline.pte import PteFile
-    from pipeline.verify import Evidence, check
+    from pipeline.verify import check
 
     try:
         with PteFile.open(file) as pte:

@@ -37,13 +37,15 @@ class Attend:
 class Shapes:
     """The shapes during one run of the init chain and then the main chain.
 
+    ``equal`` are (tensor id, axis) of inputs which the caller knows to be of one size.
     ``attends`` lists the cache calls, the main chain's first and in order; ``outputs`` the shapes
     the main chain leaves in each slot of the graph's output map (``None`` for values).
     """
 
-    def __init__(self, graph: MlxGraph) -> None:
+    def __init__(self, graph: MlxGraph, equal: Sequence[tuple[int, int]] = ()) -> None:
         self.attends: list[Attend] = []
         self._graph = graph
+        self._equal = equal
         self._values: dict[int, Size] = {}
         self._pending: list[int] = []
         self._constants: dict[int, Shape] = {}
@@ -62,9 +64,13 @@ class Shapes:
             meta = self._graph.meta(tid)
             if meta is not None:
                 shapes[tid] = tuple(
-                    f"{tid}.{axis}" if dim.value is None else dim.value for axis, dim in enumerate(meta.shape)
+                    self._name(tid, axis) if dim.value is None else dim.value for axis, dim in enumerate(meta.shape)
                 )
         return shapes
+
+    def _name(self, tid: int, axis: int) -> str:
+        first = self._equal[0] if (tid, axis) in self._equal else (tid, axis)
+        return f"{first[0]}.{first[1]}"
 
     def _run(self, chain: Sequence[Node]) -> None:
         for node in chain:

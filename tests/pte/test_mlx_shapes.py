@@ -121,6 +121,15 @@ def test_run_time_sizes_cancel_when_reshaping() -> None:
     assert shape_of("Reshape", [(1, None, 1)], x=A, shape=(-1, 1)) == ("0.1", 1)
 
 
+def test_sizes_known_to_be_equal_cancel_too() -> None:
+    """A step's length may be read off the positions while the tokens are reshaped by it."""
+    size = Node("SymSizeNode", {"a": B, "dim": 0, "out": Vid(0)})
+    heads = Node("ReshapeNode", {"x": A, "shape": (1, Vid(0), -1, 64), "out": OUT})
+    both = graph([(1, None, 192), (None,)], [size, heads])
+    assert Shapes(both).outputs == [(1, "1.0", None, 64)]
+    assert Shapes(both, equal=[(0, 1), (1, 0)]).outputs == [(1, "0.1", 3, 64)]
+
+
 @pytest.mark.parametrize(
     ("name", "inputs", "fields", "expected"),
     [

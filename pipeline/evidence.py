@@ -1,0 +1,149 @@
+"""What a ``.pte`` shows about the contract it publishes, gathered in one place and judged in none.
+
+Knows where to look: the constant methods, ``forward``'s signature, its one delegate's graph, the data of that graph's
+constants. Does not know what is right: ``pipeline.verify`` does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from pipeline.contract import LOGITS_MODE, SCALAR_TYPE
+from pipeline.pte import dtypes
+from pipeline.pte.container import PteFile
+from pipeline.pte.flatbuffer import quoted
+from pipeline.pte.mlx_graph import MlxGraph, Slot, parse_mlx_payload
+from pipeline.pte.mlx_shapes import Attend, Shape, Shapes
+from pipeline.pte.program import Method, Value
+
+BACKEND = "MLXBackend"
+DTYPES = {code: name for name, code in SCALAR_TYPE.items()}
+MODES = {code: name for name, code in LOGITS_MODE.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphFacts:
+    """What an MLX graph shows about the contract. ``bad_constants`` are sentences about missing data."""
+
+    attends: tuple[Attend, ...]
+    logits: Shape
+    num_slots: int
+    num_mutable_buffers: int
+    float_dtypes: frozenset[str]
+    bad_constants: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardFacts:
+    """``others`` counts the instructions beside delegate calls; ``graph`` is there for exactly one MLX delegate."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    delegates: tuple[str, ...]
+    others: Mapping[str, int]
+    num_delegate_args: int = 0
+    graph: GraphFacts | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was found in one file; ``forward`` is ``None`` when there is no such method."""
+
+    where: str
+    constants: Mapping[str, Any]
+    methods: tuple[str, ...]
+    forward: ForwardFacts | None
+
+    @classmethod
+    def of(cls, pte: PteFile) -> Evidence:
+        """Raises ``PteError`` when constants or the graph cannot be read."""
+        methods = pte.program.methods
+        forward = methods.get("forward")
+        return cls(
+            where=str(pte.path),
+            constants=pte.program.constants(),
+            methods=tuple(methods),
+            forward=None if forward is None else _forward_facts(forward, pte),
+        )
+
+    def summary(self) -> str:
+        """The contract in a few words, for evidence without findings."""
+        constants = self.constants
+        words = [
+            f"{constants['get_n_caches']} caches",
+            f"vocab {constants['get_vocab_size']}",
+            DTYPES[constants["get_activation_dtype"]],
+            f"steps of {constants['get_max_seq_len']} in {constants['get_max_context_len']} tokens",
+            f"{MODES[constants['get_logits_to_keep_mode']]} logits",
+        ]
+        graph = self.forward.graph if self.forward else None
+        unknown = sum(heads_and_dim(attend.key) is None for attend in graph.attends) if graph else 0
+        return ", ".join(words + ([f"K/V shapes of {unknown} caches do not follow from the graph"] if unknown else []))
+
+
+def heads_and_dim(shape: Shape) -> tuple[int, int] | None:
+    """Of [1, heads, T, head_dim], where both follow from the graph."""
+    if shape is None or len(shape) != 4:
+        return None
+    _, heads, _, dim = shape
+    return (heads, dim) if isinstance(heads, int) and isinstance(dim, int) else None
+
+
+def _forward_facts(method: Method, pte: PteFile) -> ForwardFacts:
+    calls = [instruction for instruction in method.instructions if instruction.delegate is not None]
+    delegates = [method.delegates[call.delegate] for call in calls if call.delegate is not None]
+    others = Counter(
+        instruction.operator or instruction.kind for instruction in method.instructions if instruction.delegate is None
+    )
+    graph = None
+    if [delegate.id for delegate in delegates] == [BACKEND]:
+        parsed = parse_mlx_payload(delegates[0].payload, f"{pte.path}: forward")
+        graph = _graph_facts(parsed, _length_axes(method, parsed, calls[0].args), pte)
+    return ForwardFacts(
+        inputs=method.inputs,
+        outputs=method.outputs,
+        delegates=tuple(delegate.id for delegate in delegates),
+        others=others,
+        num_delegate_args=len(calls[0].args) if calls else 0,
+        graph=graph,
+    )
+
+
+def _length_axes(method: Method, graph: MlxGraph, args: Sequence[int]) -> list[tuple[int, int]]:
+    """Where the graph is given the step's length: axis 1 of tokens and axis 0 of positions, one size by contract.
+
+    The delegate's inputs need not be in the order of the method's; its arguments say which is which.
+    """
+    slots = dict(zip(args, graph.input_map, strict=False))
+    found = zip(method.input_ids, (1, 0), strict=False)
+    return [(slots[index].idx, axis) for index, axis in found if index in slots and slots[index].kind == "tensor"]
+
+
+def _graph_facts(graph: MlxGraph, length_axes: Sequence[tuple[int, int]], pte: PteFile) -> GraphFacts:
+    shapes = Shapes(graph, length_axes)
+    constants = [meta for meta in map(graph.meta, graph.constant_tids) if meta is not None]
+    return GraphFacts(
+        attends=tuple(shapes.attends),
+        logits=shapes.outputs[0] if shapes.outputs else None,
+        num_slots=len(graph.input_map) + len(graph.output_map),
+        num_mutable_buffers=graph.num_mutable_buffer_tensors,
+        float_dtypes=frozenset(meta.dtype for meta in constants if "float" in meta.dtype),
+        bad_constants=tuple(_bad_constants(graph, pte)),
+    )
+
+
+def _bad_constants(graph: MlxGraph, pte: PteFile) -> Iterator[str]:
+    for tid in graph.constant_tids:
+        name, meta = graph.names.get(Slot("tensor", tid)), graph.meta(tid)
+        assert meta is not None, "a graph's constants have metadata"
+        if name is None or name not in pte.named_data:
+            where = "has no name" if name is None else f"is {quoted(name)}, which is not among the file's named data"
+            yield f"the graph's constant {tid} {where}"
+            continue
+        needed = prod(dim.value or 0 for dim in meta.shape) * dtypes.BY_NAME[meta.dtype].size_bytes
+        if len(pte.named_data[name]) < needed:
+            yield f"{quoted(name)} has {len(pte.named_data[name])} bytes but its shape and dtype need {needed}"
