@@ -7,6 +7,7 @@
 ``container``   the file: head, segments, named data
 ``mlx_ops``     the operator nodes and their fields, a flat table
 ``mlx_graph``   the graph in an MLX delegate's payload
+``mlx_shapes``  tensor shapes inside such a graph, as far as they follow
 ==============  ===============================================================
 """
 
