@@ -10,19 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pipeline import schema
 from pipeline.evidence import BACKEND, DTYPES, MODES, Evidence, GraphFacts, heads_and_dim
 from pipeline.pte import PteFile, TensorValue, Value, dtypes
 from pipeline.pte.flatbuffer import quoted
 
-if TYPE_CHECKING:
-    from pipeline.manifest import Manifest
-
 SCHEMA = "constant-methods"
 _PER_CACHE = ("get_kv_heads", "get_head_dims", "get_windows")
 _OLDER_NAMES = {"get_max_ctx_len": "get_max_context_len", "get_prefill_chunk_size": "get_max_seq_len"}
+
+
+class Request(Protocol):
+    """What was asked for: a ``Manifest``, or the ``BuildSpec`` made of it."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def logits(self) -> str: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def max_context_len(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +43,12 @@ class Finding:
     message: str
 
 
-def verify(pte: PteFile, manifest: Manifest | None = None) -> list[Finding]:
+def verify(pte: PteFile, manifest: Request | None = None) -> list[Finding]:
     """Everything a runner would be told wrongly, in the order of ``RULES``; empty when the file holds."""
     return check(Evidence.of(pte), manifest)
 
 
-def check(evidence: Evidence, manifest: Manifest | None = None) -> list[Finding]:
+def check(evidence: Evidence, manifest: Request | None = None) -> list[Finding]:
     """The same for evidence already gathered. A value that breaks the schema is left out of later comparisons."""
     broken = _broken_schema(evidence.constants)
     sound = {name: value for name, value in evidence.constants.items() if name not in broken}
@@ -87,7 +97,7 @@ class _Case:
 
     published: Mapping[str, Any]
     evidence: Evidence
-    manifest: Manifest | None
+    manifest: Request | None
 
     def entries(self, name: str) -> Sequence[int] | None:
         tensor = self.published.get(name)
@@ -318,7 +328,7 @@ def _as_asked(case: _Case) -> Iterator[str]:
         ("get_max_context_len", case.published.get("get_max_context_len"), manifest.max_context_len),
     ):
         if found is not None and found != asked:
-            yield f"{name} says {found} but manifest '{manifest.name}' asks for {asked}"
+            yield f"{name} says {found} but the manifest asks for {asked}"
 
 
 RULES: dict[str, Callable[[_Case], Iterator[str]]] = {

@@ -395,10 +395,10 @@ def test_a_contradiction_is_found_and_nothing_else(evidence: Evidence, rule: str
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"dtype": "fp16"}, "get_activation_dtype says bf16 but manifest 'llama' asks for fp16"),
-        ({"logits": "full"}, "get_logits_to_keep_mode says last but manifest 'llama' asks for full"),
-        ({"max_seq_len": 64}, "get_max_seq_len says 128 but manifest 'llama' asks for 64"),
-        ({"max_context_len": 4096}, "get_max_context_len says 1024 but manifest 'llama' asks for 4096"),
+        ({"dtype": "fp16"}, "get_activation_dtype says bf16 but the manifest asks for fp16"),
+        ({"logits": "full"}, "get_logits_to_keep_mode says last but the manifest asks for full"),
+        ({"max_seq_len": 64}, "get_max_seq_len says 128 but the manifest asks for 64"),
+        ({"max_context_len": 4096}, "get_max_context_len says 1024 but the manifest asks for 4096"),
     ],
 )
 def test_an_artifact_of_another_manifest_is_found(asked: dict[str, Any], text: str) -> None:

@@ -59,7 +59,7 @@ def test_a_manifest_is_held_against_the_file(tiny_pte: Any, tmp_path: Path, caps
     code = main(["verify", str(tiny_pte.path), "--manifest", str(manifest)])
     err = capsys.readouterr().err
     assert err == (
-        f"{tiny_pte.path}: get_max_context_len says 32 but manifest 'tiny' asks for 64. Rebuild the artifact.\n"
+        f"{tiny_pte.path}: get_max_context_len says 32 but the manifest asks for 64. Rebuild the artifact.\n"
     )
     assert code == 1
 
