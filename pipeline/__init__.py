@@ -4,20 +4,23 @@ The map of the house. Things flow one way::
 
     manifest.yaml -> Manifest -> steps with keys -> doit tasks -> objects in the store -> bundle
 
-==============  ==================================================================
-``errors``      every exception raised on purpose
-``manifest``    YAML and schema -> a frozen ``Manifest``
-``plan``        manifests -> steps with keys; pure, reads no model and no library
-``store``       content-addressed objects and receipts
-``pte``         the ``.pte`` container and the MLX graph in it, read without torch
-``verify``      what a ``.pte`` publishes against schema, manifest and graph
-``model``       the torch side: checkpoint, attention, cache geometry, export, lowering
-``delegate``    executes an MLX graph on ``mlx.core``
-``runtime``     decoding: the off-graph KV cache, prefill and greedy decode
-``steps``       what each step does, and the process it runs in
-``tasks``       steps -> doit tasks; the only module that knows doit
-``cli``         the ``pte`` command
-==============  ==================================================================
+================  ================================================================
+``errors``        every exception raised on purpose
+``manifest``      YAML and schema -> a frozen ``Manifest``; with ``yaml_source``, ``schema``, ``schema_problems``
+``spec``          what each step is told; ``contract``: what an artifact publishes to a runner
+``plan``          manifests -> steps with keys; pure, reads no model and no library
+``surroundings``  what the machine adds to keys: library versions, platform, source digests
+``store``         content-addressed objects and receipts; ``digest``: sha256 of a file
+``pte``           the ``.pte`` container and the MLX graph in it, read without torch
+``evidence``      what one ``.pte`` shows about itself; ``verify`` judges it
+``model``         the torch side: checkpoint, attention, cache geometry, export, lowering
+``delegate``      executes an MLX graph on ``mlx.core``
+``runtime``       decoding: the off-graph KV cache, prefill and greedy decode
+``steps``         what each step does, and the process it runs in; ``snapshot``: a model's files
+``workspace``     plans meet the store: what is current, and how a step is run
+``tasks``         steps -> doit tasks; the only module that knows doit; ``progress``: its terminal line
+``cli``           the ``pte`` command
+================  ================================================================
 
 ``errors``, ``manifest``, ``plan``, ``store``, ``pte`` and ``verify`` never import torch,
 executorch, transformers, numpy or mlx: that keeps ``doit`` with nothing to do and ``pte verify``
