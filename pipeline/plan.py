@@ -106,7 +106,8 @@ def asked_of(step: Step, inputs: Mapping[str, str], around: Surroundings) -> dic
         if isinstance(source, PathSource):
             # A local model is its files; where they lie does not matter.
             spec, files = {"source": "path"}, dict(around.local_files(source.path))
-        if isinstance(source, HubSource):
+        if isinstance(source, HubSource) or (isinstance(source, PathSource) and source.path.suffix != ".gguf"):
+            # Copied as it is; only GGUF is converted.
             libraries = ()
     asked: dict[str, Any] = {
         "scheme": SCHEME,
