@@ -55,37 +55,13 @@ class Workspace:
         asked = self._asked(step)
         if asked is None:
             raise StepError(f"{step.title}: a step before it is not finished. Run doit {step.title}.")
-        began = time.monotonic()
         try:
-            with self.store.scratch() as scratch:
-                given, out = scratch / "in", scratch / "out"
-                given.mkdir()
-                out.mkdir()
-                if step.name == BUNDLE:
-                    outputs = self._bundle(step, asked, out)
-                else:
-                    self.store.lay_out(self._inputs(step) or {}, given)
-                    self._work(step, given, out, stage)
-                    self._check_unchanged(step, asked)
-                    outputs = self.store.put_tree(out)
+            self._finish(step, asked, stage)
         except OSError as error:
             raise StepError(
                 f"{step.title}: {error.filename or self.root}: {error.strerror or error}. Nothing half-made was kept; "
                 "run doit again when it is mended."
             ) from error
-        self.store.record(
-            Receipt(
-                step=step.name,
-                key=plan.key_of(asked),
-                asked=asked,
-                outputs={
-                    name: {"sha256": item.sha256, "size_bytes": item.size_bytes} for name, item in outputs.items()
-                },
-                seconds=round(time.monotonic() - began, 3),
-            )
-        )
-        if step.name == BUNDLE:
-            self._publish_bundle(step, outputs)
 
     def summary(self, step: Step) -> list[str]:
         """What a person wants to hear once the step is done."""
@@ -102,6 +78,31 @@ class Workspace:
     def bundle_path(self, step: Step) -> Path:
         """Where the step's manifest has its bundle."""
         return self.root / "bundles" / step.manifest.name
+
+    def _finish(self, step: Step, asked: dict[str, Any], stage: Callable[[str], None]) -> None:
+        """The work, then its outputs in the store, then the receipt: in that order, whenever it is killed."""
+        began = time.monotonic()
+        with self.store.scratch() as scratch:
+            given, out = scratch / "in", scratch / "out"
+            given.mkdir()
+            out.mkdir()
+            if step.name == BUNDLE:
+                outputs = self._bundle(step, asked, out)
+            else:
+                self.store.lay_out(self._inputs(step) or {}, given)
+                self._work(step, given, out, stage)
+                self._check_unchanged(step, asked)
+                outputs = self.store.put_tree(out)
+        receipt = Receipt(
+            step=step.name,
+            key=plan.key_of(asked),
+            asked=asked,
+            outputs={name: {"sha256": item.sha256, "size_bytes": item.size_bytes} for name, item in outputs.items()},
+            seconds=round(time.monotonic() - began, 3),
+        )
+        self.store.record(receipt)
+        if step.name == BUNDLE:
+            self._publish_bundle(step, outputs)
 
     def _work(self, step: Step, given: Path, out: Path, stage: Callable[[str], None]) -> None:
         log = self.root / "logs" / f"{step.manifest.name}.{step.name}.log"
