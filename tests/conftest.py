@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Before anything imports huggingface_hub, which reads it once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from tests.tiny_models import artifact as artifact
 
 
 @dataclass(frozen=True)

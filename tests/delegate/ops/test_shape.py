@@ -1,0 +1,118 @@
+"""Shapes, slices and indexing against numpy."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from pipeline.delegate.ops import OPERATORS
+from pipeline.errors import DelegateError
+
+INT32_MAX = 2**31 - 1
+CUBE = np.arange(24).reshape(2, 3, 4)
+
+
+def op(name: str, **fields: Any) -> np.ndarray:
+    return np.array(OPERATORS[name](**fields))
+
+
+def sliced(axis: int, start: int, stop: int, step: int) -> np.ndarray:
+    index = [slice(None)] * CUBE.ndim
+    index[axis] = slice(start, stop, step)
+    return CUBE[tuple(index)]
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+def test_a_slice_is_that_of_python_on_one_axis(axis: int) -> None:
+    bounds = (-(2**31), -9, -3, -1, 0, 1, 3, 7, INT32_MAX)
+    for start, stop, step in itertools.product(bounds, bounds, (1, 2, -1, -2)):
+        found = op("SliceNode", x=mx.array(CUBE), axis=axis, start=start, stop=stop, step=step)
+        np.testing.assert_array_equal(found, sliced(axis, start, stop, step), err_msg=str((start, stop, step)))
+
+
+@pytest.mark.parametrize("axis", [3, -4])
+def test_a_slice_of_an_axis_that_is_not_there_is_refused(axis: int) -> None:
+    expected = f"SliceNode has axis {axis} on an array of 3 dimensions."
+    with pytest.raises(DelegateError, match=f"^{re.escape(expected)}$"):
+        op("SliceNode", x=mx.array(CUBE), axis=axis, start=0, stop=1, step=1)
+
+
+def test_a_slice_of_step_0_is_refused() -> None:
+    with pytest.raises(DelegateError, match=r"^SliceNode has step 0; expected any other\.$"):
+        op("SliceNode", x=mx.array(CUBE), axis=0, start=0, stop=1, step=0)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+def test_taking_one_index_drops_the_axis(axis: int) -> None:
+    size = CUBE.shape[axis]
+    for index in range(-size, size):
+        found = op("TakeNode", x=mx.array(CUBE), index=index, axis=axis)
+        np.testing.assert_array_equal(found, np.take(CUBE, index, axis=axis))
+
+
+@pytest.mark.parametrize("index", [3, -4, INT32_MAX, -(2**31)])
+def test_an_index_outside_the_axis_is_refused(index: int) -> None:
+    with pytest.raises(DelegateError, match=f"^TakeNode has index {index} on an axis of size 3\\.$"):
+        op("TakeNode", x=mx.array(CUBE), index=index, axis=1)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.uint32], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 2), (1, 0)], ids=str)
+def test_taking_an_array_of_indices_puts_its_shape_in_place_of_the_axis(
+    axis: int, dtype: mx.Dtype, shape: tuple[int, ...]
+) -> None:
+    indices = np.random.default_rng(0).integers(0, CUBE.shape[axis], shape)
+    found = op("TakeNode", x=mx.array(CUBE), index=mx.array(indices).astype(dtype), axis=axis)
+    np.testing.assert_array_equal(found, np.take(CUBE, indices, axis=axis))
+
+
+def test_negative_indices_in_an_array_count_from_the_end() -> None:
+    found = op("TakeNode", x=mx.array(CUBE), index=mx.array([-1, 0, -3]), axis=1)
+    np.testing.assert_array_equal(found, CUBE[:, [-1, 0, -3]])
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+def test_a_size_is_a_plain_number(dim: int) -> None:
+    size = OPERATORS["SymSizeNode"](a=mx.array(CUBE), dim=dim)
+    assert type(size) is int
+    assert size == CUBE.shape[dim]
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -2, -4])
+def test_a_new_axis_is_counted_in_the_result(axis: int) -> None:
+    np.testing.assert_array_equal(op("ExpandDimsNode", x=mx.array(CUBE), axis=axis), np.expand_dims(CUBE, axis))
+
+
+@pytest.mark.parametrize("shape", [(24,), (4, -1), (2, 3, 1, 4), (-1, 12), (1, 24)], ids=str)
+def test_a_reshape_infers_at_most_one_size(shape: tuple[int, ...]) -> None:
+    np.testing.assert_array_equal(op("ReshapeNode", x=mx.array(CUBE), shape=shape), CUBE.reshape(shape))
+
+
+def test_an_empty_array_is_reshaped() -> None:
+    assert op("ReshapeNode", x=mx.zeros((1, 0)), shape=(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("perm", [*itertools.permutations(range(3)), (0, -1, 1), (-1, -3, -2)], ids=str)
+def test_a_transpose_is_a_permutation_of_all_axes(perm: tuple[int, ...]) -> None:
+    np.testing.assert_array_equal(op("TransposeNode", x=mx.array(CUBE), perm=perm), CUBE.transpose(perm))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
+def test_a_concatenation_joins_along_its_axis(axis: int) -> None:
+    parts = [CUBE, CUBE + 100, CUBE[:, :, :]]
+    found = op("ConcatenateNode", tensors=tuple(map(mx.array, parts)), axis=axis)
+    np.testing.assert_array_equal(found, np.concatenate(parts, axis=axis))
+
+
+def test_a_concatenation_of_one_is_itself_and_of_several_dtypes_the_widest() -> None:
+    half = mx.ones((2, 1), mx.bfloat16)
+    np.testing.assert_array_equal(op("ConcatenateNode", tensors=(mx.array(CUBE),), axis=0), CUBE)
+    joined = OPERATORS["ConcatenateNode"](tensors=(half, mx.ones((2, 3), mx.float32)), axis=-1)
+    assert joined.dtype == mx.float32
+    assert joined.shape == (2, 4)

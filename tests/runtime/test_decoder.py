@@ -1,0 +1,164 @@
+"""Decoding drives the artifact by what it publishes, and never past what it can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from pipeline.errors import CacheError, DelegateError, PteError
+from pipeline.pte import PteFile
+from pipeline.runtime.decoder import Decoder
+from tests.tiny_models import VOCAB_SIZE, Artifact
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+CAPACITY = 64
+
+
+@pytest.fixture
+def pte(artifact: Callable[[str], Artifact]) -> Iterator[PteFile]:
+    """Two layers, one of which slides over 8 positions; steps of at most 4 tokens, 64 in all."""
+    with PteFile.open(artifact("mixed").pte) as opened:
+        yield opened
+
+
+@pytest.fixture
+def decoder(pte: PteFile) -> Decoder:
+    return Decoder(pte)
+
+
+def refusal(kind: type[Exception], action: Callable[[], object]) -> str:
+    with pytest.raises(kind) as caught:
+        action()
+    return str(caught.value)
+
+
+def continued(decoder: Decoder, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+    return [token for token, _ in decoder.greedy(prompt, max_new_tokens)]
+
+
+def test_every_chunk_size_gives_the_same_last_logits(decoder: Decoder) -> None:
+    rows = []
+    for chunk in (None, 1, 2, 3, 4):
+        decoder.clear()
+        *_, logits = decoder.prefill(PROMPT, chunk)
+        assert logits.shape == (VOCAB_SIZE,)
+        assert decoder.position == len(PROMPT)
+        rows.append(np.array(logits))
+    for row in rows[1:]:
+        np.testing.assert_allclose(row, rows[0], atol=1e-4)
+
+
+def test_prefill_yields_one_row_for_each_chunk(decoder: Decoder) -> None:
+    assert len(list(decoder.prefill(PROMPT))) == 3
+    assert len(list(decoder.prefill(PROMPT, 2))) == 6
+
+
+def test_greedy_continues_with_the_likeliest_token_and_shows_the_logits_it_chose_from(decoder: Decoder) -> None:
+    history = list(PROMPT)
+    for token, logits in list(decoder.greedy(PROMPT, 8)):
+        decoder.clear()
+        *_, expected = decoder.prefill(history)
+        np.testing.assert_allclose(np.array(logits), np.array(expected), atol=1e-4)
+        assert token == int(np.argmax(expected))
+        history.append(token)
+    assert len(history) == len(PROMPT) + 8
+
+
+def test_the_last_token_asked_for_is_not_fed(decoder: Decoder) -> None:
+    assert len(continued(decoder, PROMPT, 3)) == 3
+    assert decoder.position == len(PROMPT) + 2
+
+
+def test_a_stop_token_is_yielded_and_ends_the_text(decoder: Decoder) -> None:
+    free = continued(decoder, PROMPT, 8)
+    stop = next(token for token in free[1:] if token not in free[: free.index(token)])
+    decoder.clear()
+    decoder.contract = replace(decoder.contract, eos_ids=frozenset({stop}))
+    assert continued(decoder, PROMPT, 8) == free[: free.index(stop) + 1]
+
+
+def test_a_full_context_ends_the_text(decoder: Decoder) -> None:
+    decoder.contract = replace(decoder.contract, eos_ids=frozenset())
+    assert len(continued(decoder, PROMPT * 5, 1000)) == CAPACITY - len(PROMPT) * 5 + 1
+    assert decoder.position == CAPACITY
+
+
+def test_a_text_longer_than_the_context_is_refused_before_anything_is_written(decoder: Decoder) -> None:
+    list(decoder.prefill(PROMPT))
+    found = refusal(CacheError, lambda: next(decoder.prefill([1] * (CAPACITY - len(PROMPT) + 1))))
+    assert found == (
+        "model.pte: 54 tokens at position 11 exceed the context of 64. Shorten the text, or export with a larger "
+        "max_context_len."
+    )
+    assert decoder.position == len(PROMPT)
+    list(decoder.prefill([1] * (CAPACITY - len(PROMPT))))
+
+
+def test_a_step_longer_than_the_artifact_admits_is_refused_and_changes_nothing(decoder: Decoder) -> None:
+    list(decoder.prefill(PROMPT))
+    expected = np.array(decoder.feed([7]))
+    decoder.clear()
+    list(decoder.prefill(PROMPT))
+    found = refusal(DelegateError, lambda: decoder.feed([1] * 5))
+    assert found == "model.pte: forward: input 0 is [1, 5] of mlx.core.int64; expected at most [1, 4] of int64."
+    assert decoder.position == len(PROMPT)
+    np.testing.assert_array_equal(np.array(decoder.feed([7])), expected)
+
+
+def test_clear_starts_a_new_text(decoder: Decoder) -> None:
+    first = continued(decoder, PROMPT, 5)
+    decoder.clear()
+    assert decoder.position == 0
+    assert continued(decoder, PROMPT, 5) == first
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 2**40])
+def test_a_token_outside_the_vocabulary_is_refused(decoder: Decoder, token: int) -> None:
+    found = refusal(DelegateError, lambda: decoder.feed([1, token]))
+    assert found == (
+        f"model.pte: token id {token} is outside the vocabulary of 260. Use the tokenizer that belongs to the model."
+    )
+    assert decoder.position == 0
+
+
+def test_a_step_and_a_prompt_without_tokens_are_refused(decoder: Decoder) -> None:
+    found = refusal(CacheError, lambda: decoder.feed([]))
+    assert found == "model.pte: the step has no tokens; expected at least 1."
+    found = refusal(CacheError, lambda: continued(decoder, [], 3))
+    assert found == "model.pte: the prompt has no tokens; expected at least 1 to continue."
+
+
+def test_the_cache_has_the_activation_dtype_that_is_published(artifact: Callable[[str], Artifact]) -> None:
+    with PteFile.open(artifact("llama-bf16").pte) as pte:
+        decoder = Decoder(pte)
+    assert decoder.contract.dtype == "bf16"
+    assert decoder.feed(PROMPT[:8]).dtype == mx.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"get_windows": None}, "'get_windows'"),
+        ({"get_kv_heads": "get_n_caches"}, "'int' object is not subscriptable"),
+        ({"get_activation_dtype": "get_n_caches"}, "code 2 is none of 5 (fp16), 6 (fp32), 15 (bf16)"),
+    ],
+    ids=str,
+)
+def test_an_artifact_without_a_runners_contract_is_refused(
+    pte: PteFile, changes: dict[str, str | None], reason: str
+) -> None:
+    methods = dict(pte.program.methods)
+    for name, other in changes.items():
+        del methods[name]
+        if other is not None:
+            methods[name] = pte.program.methods[other]
+    pte.program = replace(pte.program, methods=methods)
+    found = refusal(PteError, lambda: Decoder(pte))
+    assert (
+        found
+        == f"model.pte: its constant methods do not describe a runner's contract ({reason}). Run pte verify on it."
+    )
