@@ -4,7 +4,8 @@
 
 Both run as whole processes, in turn, from the same snapshot to a ``.pte`` of the same settings. The peer is
 ``executorch.backends.mlx.examples.llm.export_llm_hf --use-offgraph-cache``; the serializer modules it lacks on Linux
-are supplied to it. Printed: wall and CPU seconds and peak memory of each run, and the ratio of the medians.
+are supplied to it. Printed: wall and CPU seconds and peak memory of each run, and the ratio of the medians; then the
+wall seconds of every step of the whole build, downloads left out, beside the peer's.
 """
 
 from __future__ import annotations
@@ -68,8 +69,29 @@ def main() -> None:
     for name, runs in rows.items():
         for wall, cpu, peak in runs:
             print(f"{name:18}{wall:8.1f}{cpu:8.1f}{peak:9.0f}")
+    whole = _whole_build(asked)
     medians = [[statistics.median(column) for column in zip(*runs, strict=True)] for runs in rows.values()]
     print(f"{'ratio of medians':18}" + "".join(f"{a / b:{w}.2f}" for a, b, w in zip(*medians, (8, 8, 9), strict=True)))
+    peer_wall = medians[1][0]
+    for step, seconds in whole.items():
+        print(f"{step:18}{seconds:8.1f}")
+    total = sum(whole.values())
+    print(f"{'whole build':18}{total:8.1f}  {total / peer_wall:.2f} x the example exporter")
+
+
+def _whole_build(asked: manifest.Manifest) -> dict[str, float]:
+    """Wall seconds of each step in an empty workspace, without the time spent downloading."""
+    seconds = {}
+    with tempfile.TemporaryDirectory(dir=ROOT / "artifacts") as scratch:
+        workspace = Workspace(Path(scratch))
+        for name, step in plan.steps_of(asked).items():
+            began = [time.monotonic()]
+            workspace.run(
+                step, lambda stage, began=began: began.append(time.monotonic()) if stage == "converting" else None
+            )
+            # A download ends where the conversion begins.
+            seconds[name] = time.monotonic() - began[-1]
+    return seconds
 
 
 def _measured(command: list[str]) -> tuple[float, float, float]:
