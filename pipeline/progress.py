@@ -3,6 +3,7 @@ elsewhere."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import TextIO
 
 REFRESH_SECONDS = 0.5
+NARROW = 80
 CLEAR = "\r\x1b[K"
 
 
@@ -64,7 +66,16 @@ class Progress:
         if self._live and self._stages and not self._done.is_set():
             name, began = self._stages[-1]
             now = time.monotonic()
-            self._write(f"{CLEAR}{self._title}  {name} {now - began:.0f} s  (total {now - self._began:.0f} s)")
+            line = f"{self._title}  {name} {now - began:.0f} s  (total {now - self._began:.0f} s)"
+            # A line that wraps could not be cleared.
+            self._write(f"{CLEAR}{line[: self._columns() - 1]}")
+
+    def _columns(self) -> int:
+        assert self._stream is not None
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or NARROW
+        except (OSError, ValueError):
+            return NARROW
 
     def _write(self, text: str) -> None:
         assert self._stream is not None

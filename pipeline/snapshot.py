@@ -23,6 +23,7 @@ TOKENIZER = (
     "chat_template.json",
     "merges.txt",
 )
+FILES = (*CONFIGURATION, *WEIGHTS, *TOKENIZER)
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.msgpack", "*.h5")
 
 
@@ -33,7 +34,7 @@ def is_tokenizer_file(name: str) -> bool:
 
 def belongs(name: str) -> bool:
     """Whether a file of that name, at the top of a repository or directory, belongs to the snapshot."""
-    return _matches(name, (*CONFIGURATION, *WEIGHTS, *TOKENIZER))
+    return "/" not in name and _matches(name, FILES)
 
 
 def local_files(path: Path) -> dict[str, Path]:
@@ -55,8 +56,8 @@ def local_files(path: Path) -> dict[str, Path]:
 
 
 def check_complete(names: Iterable[str], where: str) -> None:
-    """Raises FetchError unless the names hold a configuration, safe weights and a tokenizer."""
-    present = set(names)
+    """Raises FetchError unless the names at the top hold a configuration, safe weights and a tokenizer."""
+    present = {name for name in names if "/" not in name}
     if not any(_matches(name, ("*.safetensors",)) for name in present):
         pickled = sorted(name for name in present if _matches(name, PICKLED))
         if pickled:

@@ -13,9 +13,11 @@ import platform
 import sys
 from collections.abc import Mapping
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 from pipeline import schema
+from pipeline.errors import FetchError
 from pipeline.plan import Surroundings
 from pipeline.snapshot import local_files
 from pipeline.store.digests import DigestMemo
@@ -30,7 +32,12 @@ def of_this_machine(memo: DigestMemo) -> Surroundings:
     """The surroundings of a build here; ``memo`` remembers digests of local model files."""
 
     def digests(path: Path) -> Mapping[str, str]:
-        return {name: memo.sha256(file) for name, file in local_files(path).items()}
+        try:
+            return {name: memo.sha256(file) for name, file in local_files(path).items()}
+        except OSError as error:
+            raise FetchError(
+                f"{path}: model.source.path cannot be read ({error.strerror}); expected a directory or a .gguf file."
+            ) from error
 
     return Surroundings(version=_version, platform=_platform(), source=source_digest, local_files=digests)
 
@@ -50,7 +57,10 @@ def _platform() -> str:
 
 @cache
 def source_digest(step: str) -> str:
-    """One digest of the step's module and every module of ours it imports, directly or not, in any place."""
+    """One digest of the step's module and every module of ours it imports, directly or not, in any place.
+
+    Imports are read, not followed: they are absolute and by statement in this package, and a test holds them to it.
+    """
     digest = hashlib.sha256()
     for module in sorted(_closure(f"pipeline.steps.{step}")):
         digest.update(module.encode() + b"\0" + _parsed(module)[0].encode() + b"\0")
@@ -83,6 +93,8 @@ def _parsed(module: str) -> tuple[str, tuple[str, ...]]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             imports.add(node.module)
             imports.update(f"{node.module}.{alias.name}" for alias in node.names)
+    # Importing a module runs the packages that it lies in.
+    imports.update(package for name in tuple(imports) for package in accumulate(name.split("."), "{}.{}".format))
     ours = tuple(name for name in imports if name.startswith("pipeline.") and _file(name) is not None)
     return hashlib.sha256(source).hexdigest(), ours
 

@@ -19,6 +19,9 @@ from pipeline.plan import BUNDLE, Step
 from pipeline.progress import Progress
 from pipeline.workspace import Workspace
 
+INTERRUPTED = 130
+"""The shells' exit code of a command that Ctrl-C ended."""
+
 MANIFESTS = Path("manifests")
 ARTIFACTS = Path("artifacts")
 
@@ -72,6 +75,9 @@ def _run(step: Step) -> TaskFailed | None:
     except PipelineError as error:
         sys.stderr.write(f"\n{error}\n")
         return TaskFailed(str(error), report=False)
+    except KeyboardInterrupt:
+        # doit would print where in the code it was; what is finished is in the store, so there is nothing to tell.
+        raise SystemExit(INTERRUPTED) from None
     return None
 
 

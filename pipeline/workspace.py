@@ -175,17 +175,16 @@ class Workspace:
         directory = self.bundle_path(step)
         try:
             found = {entry.name for entry in os.scandir(directory)}
+            return found == set(receipt.outputs) and all(
+                _same(directory / name, self.store.path(Object(**item))) for name, item in receipt.outputs.items()
+            )
         except OSError:
             return False
-        return found == set(receipt.outputs) and all(
-            _same(directory / name, self.store.path(Object(**item)), item["size_bytes"])
-            for name, item in receipt.outputs.items()
-        )
 
 
-def _same(file: Path, item: Path, size_bytes: int) -> bool:
-    """One inode, or a copy of the object's size that is not newer than the object is old: links may be impossible."""
-    mine, stored = file.stat(), item.stat()
-    if (mine.st_dev, mine.st_ino) == (stored.st_dev, stored.st_ino):
+def _same(file: Path, stored: Path) -> bool:
+    """Whether a bundle's file is its object by another name or, where links are impossible, an untouched copy of it."""
+    mine, its = file.lstat(), stored.stat()
+    if (mine.st_dev, mine.st_ino) == (its.st_dev, its.st_ino):
         return True
-    return mine.st_size == size_bytes and mine.st_mode & 0o222 == 0
+    return (mine.st_mode, mine.st_size, mine.st_mtime_ns) == (its.st_mode, its.st_size, its.st_mtime_ns)

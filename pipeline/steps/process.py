@@ -7,6 +7,7 @@ pipe, and takes its whole process group with it when that closes.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -31,6 +32,9 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+TAIL_BYTES = 64 * 1024
+MAX_LINE = 400
+
 
 def run_step(name: str, arguments: dict[str, Any], log: Path, stage: Callable[[str], None]) -> None:
     """Calls ``pipeline.steps.<name>.run(**arguments, stage=…)`` in a new process, forwarding its stages.
@@ -51,57 +55,78 @@ def run_step(name: str, arguments: dict[str, Any], log: Path, stage: Callable[[s
                 pass_fds=(events_write,),
                 env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
                 start_new_session=True,
+                bufsize=0,
             )
         finally:
             os.close(events_write)
         assert child.stdin is not None
+        reaper = threading.Thread(target=_reap, args=(child,), daemon=True)
+        reaper.start()
         try:
-            pickle.dump((name, arguments), child.stdin)
-            child.stdin.flush()
-            failure = _follow(events, stage)
-            code = child.wait()
+            # One that died early hears nothing; its exit code says more than a broken pipe.
+            with contextlib.suppress(BrokenPipeError):
+                pickle.dump((name, arguments), child.stdin)
+            last = _follow(events, stage)
         except BaseException:
-            # Interrupted: the step has no more use, nor has anything it started.
+            # Interrupted: the step has no more use.
             _kill_group(child.pid)
-            child.wait()
             raise
         finally:
+            reaper.join()
             child.stdin.close()
-    if failure is not None:
-        error, message = failure
-        raise error(f"{message}\nThe log is {log}.")
-    if code != 0:
-        raise StepError(f"{name}: {_end(code, log)}\nThe log is {log}.")
+    if "error" in last:
+        raise getattr(errors, last["error"])(f"{last['message']}\nThe log is {log}.")
+    if child.returncode != 0 or "done" not in last:
+        raise StepError(f"{name}: {_end(child.returncode, log)}\nThe log is {log}.")
 
 
-def _follow(events: BinaryIO, stage: Callable[[str], None]) -> tuple[type[PipelineError], str] | None:
-    """Reads the child's events to their end; returns the error it reported, if any."""
-    failure = None
+def _follow(events: BinaryIO, stage: Callable[[str], None]) -> dict[str, Any]:
+    """Reads the child's events to their end; returns the last one."""
+    last: dict[str, Any] = {}
     for line in events:
-        event = json.loads(line)
-        if "stage" in event:
-            stage(event["stage"])
-        else:
-            failure = (getattr(errors, event["error"]), event["message"])
-    return failure
+        if not line.endswith(b"\n"):
+            break  # killed while it wrote
+        last = json.loads(line)
+        if "stage" in last:
+            stage(last["stage"])
+    return last
+
+
+def _reap(child: subprocess.Popen[bytes]) -> None:
+    """Waits for the child, then ends what it started and left behind: that may hold the events open."""
+    child.wait()
+    _kill_group(child.pid)
 
 
 def _end(code: int, log: Path) -> str:
+    if code == -signal.SIGKILL:
+        return "its process was killed; the system may have run out of memory. Free some, then run doit again."
     if code < 0:
-        name = signal.Signals(-code).name
-        if name == "SIGKILL":
-            return "its process was killed; the system may have run out of memory. Free some, then run doit again."
+        known = {member.value: member.name for member in signal.Signals}
+        name = known.get(-code, f"signal {-code}")
         return f"its process was ended by {name}. Run doit again; if it happens again, report it with the log."
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    last = lines[-1].strip() if lines else "it printed nothing"
-    return f"its process failed: {last}"
+    if code == 0:
+        return f"its process ended before the step was done: {_last_line(log)}"
+    return f"its process failed: {_last_line(log)}"
+
+
+def _last_line(log: Path) -> str:
+    """The last line that holds anything, fit for a message whatever the log is full of."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        tail = file.read().decode(errors="replace")
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    if not lines:
+        return "it printed nothing"
+    line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in lines[-1])
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}…"
 
 
 def _kill_group(pid: int) -> None:
-    try:
+    # macOS answers EPERM where all that is left of a group is dead.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _main(events_fd: int) -> int:
@@ -115,6 +140,7 @@ def _main(events_fd: int) -> int:
         try:
             step = importlib.import_module(f"pipeline.steps.{name}")
             step.run(**arguments, stage=lambda stage: tell(stage=stage))
+            tell(done=name)
         except PipelineError as error:
             traceback.print_exc()
             tell(error=type(error).__name__, message=str(error))

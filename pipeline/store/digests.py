@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 
 from pipeline.digest import sha256_of
+
+SETTLED_NS = 2_000_000_000
+"""The coarsest clock that filesystems date files by: a younger file may change again and keep its date."""
 
 
 class DigestMemo:
@@ -21,22 +25,25 @@ class DigestMemo:
         """The file's digest, read from disk only if it may have changed."""
         if self._known is None:
             self._known = self._load()
-        stat = file.stat()
+        stat, now = file.stat(), time.time_ns()
         name, identity = os.fspath(file.resolve()), [stat.st_size, stat.st_mtime_ns, stat.st_ino]
         known = self._known.get(name)
         if known is not None and known[:3] == identity:
             return str(known[3])
         digest = sha256_of(file)
-        self._known[name] = [*identity, digest]
-        self._save()
+        if now - stat.st_mtime_ns > SETTLED_NS:
+            self._known[name] = [*identity, digest]
+            self._save()
         return digest
 
     def _load(self) -> dict[str, list[object]]:
         try:
             known = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
-        return known if isinstance(known, dict) else {}
+        if not isinstance(known, dict):
+            return {}
+        return {name: entry for name, entry in known.items() if isinstance(entry, list) and len(entry) == 4}
 
     def _save(self) -> None:
         draft = self._path.with_name(f"{self._path.name}.{os.getpid()}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,21 @@ class Receipt:
     def read(cls, path: Path) -> Receipt | None:
         """The receipt in a file; None where there is none, or none that this version understands."""
         try:
-            return cls(**json.loads(path.read_bytes()))
-        except (OSError, ValueError, TypeError):
+            receipt = cls(**json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
+        return receipt if receipt._is_sound() else None
+
+    def _is_sound(self) -> bool:
+        return (
+            isinstance(self.asked, dict)
+            and isinstance(self.outputs, dict)
+            and all(
+                isinstance(item, dict)
+                and item.keys() == {"sha256", "size_bytes"}
+                and isinstance(item["sha256"], str)
+                and SHA256.fullmatch(item["sha256"]) is not None
+                and type(item["size_bytes"]) is int
+                for item in self.outputs.values()
+            )
+        )
