@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 EAGER = "eager"
 
+# Transformers documents no common base for what a bad snapshot makes it raise: hence the broad excepts below.
+
 
 def torch_dtype(dtype: str) -> torch.dtype:
     """The torch dtype of a manifest's ``dtype``: fp32, fp16 or bf16."""
@@ -42,11 +44,13 @@ def load_model(snapshot: Path, dtype: str, attention: str = EAGER) -> Any:
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            # Reported below with the missing ones, by name.
+            ignore_mismatched_sizes=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise ExportError(
             f"{snapshot}: Transformers cannot load it as a causal LM: {_first_line(error)} "
-            "Check that the model's architecture is one that the installed Transformers knows."
+            "Check that its files are whole, and that the installed Transformers knows its architecture."
         ) from error
     unfilled = sorted(set(info["missing_keys"]) | {key for key, *_ in info.get("mismatched_keys", ())})
     if unfilled:
@@ -65,7 +69,7 @@ def load_config(snapshot: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(snapshot, local_files_only=True, trust_remote_code=False)
         return config.get_text_config()
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise ExportError(f"{snapshot}: its config.json cannot be used: {_first_line(error)}") from error
 
 
@@ -75,10 +79,12 @@ def load_tokenizer(snapshot: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(snapshot, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise ExportError(f"{snapshot}: its tokenizer cannot be loaded: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".") + "."
+    first, *others = (str(error).strip() or type(error).__name__).splitlines()
+    if first.endswith(":") and others:
+        first = f"{first} {others[0].strip()}"
+    return first.rstrip(".!:") + "."

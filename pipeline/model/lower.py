@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def lower_to_mlx(program: ExportedProgram, constant_methods: dict[str, Any]) -> Any:
     """The executorch program manager, ready to be written.
 
-    Raises LowerError, listing the operators left out, unless ``forward`` became exactly one delegate.
+    Raises LowerError when executorch fails, and, listing the operators left out, unless ``forward`` became exactly one
+    delegate.
     """
     serializer.provide()
     from executorch.backends.mlx import MLXPartitioner
@@ -25,13 +26,18 @@ def lower_to_mlx(program: ExportedProgram, constant_methods: dict[str, Any]) -> 
     from executorch.exir.capture._config import ExecutorchBackendConfig
     from executorch.exir.passes import MemoryPlanningPass
 
-    edge = to_edge_transform_and_lower(
-        {"forward": program},
-        transform_passes=get_default_passes(),
-        partitioner=[MLXPartitioner()],
-        constant_methods=constant_methods,
-        compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
-    )
+    try:
+        edge = to_edge_transform_and_lower(
+            {"forward": program},
+            transform_passes=get_default_passes(),
+            partitioner=[MLXPartitioner()],
+            constant_methods=constant_methods,
+            compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
+        )
+    except Exception as error:
+        # executorch documents no common base for what its passes can raise.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise LowerError(f"executorch cannot lower forward: {reason}. The log has the whole trace.") from error
     _require_one_delegate(edge.exported_program())
     return edge.to_executorch(
         config=ExecutorchBackendConfig(
@@ -53,7 +59,8 @@ def _require_one_delegate(edge_program: ExportedProgram) -> None:
     calls = [node for node in edge_program.graph.nodes if node.op == "call_function"]
     delegates = sum(node.target is executorch_call_delegate for node in calls)
     left_out = Counter(
-        str(node.target)
+        # An edge operator wraps the one that has a readable name.
+        str(getattr(node.target, "_op", node.target))
         for node in calls
         if node.target is not executorch_call_delegate and getattr(node.target, "__name__", "") != "getitem"
     )
