@@ -1,8 +1,8 @@
 """What each operator node computes, by family.
 
-An operator is a function whose parameters are the node's fields, references resolved, and whose result is stored in
-the node's ``out``. Semantics are those of ``backends/mlx/runtime/MLXInterpreter.h``; where mlx.core itself already has them,
-the function is one line.
+An operator is a function: its parameters are the node's fields, references resolved; its result is stored in the
+node's ``out``. Semantics are those of ``backends/mlx/runtime/MLXInterpreter.h``; where mlx.core already has them, the
+function is one line.
 """
 
 from __future__ import annotations

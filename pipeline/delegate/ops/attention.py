@@ -40,7 +40,7 @@ class UpdateAndAttend:
         scale: float | None,
         out_dtype: int | None,
     ) -> mx.array:
-        """q [1, heads, T, head_dim], k and v [1, KV heads, T, head_dim], position [T] or [T, 1]; returns the shape of q.
+        """q [1, heads, T, head_dim], k and v [1, KV heads, T, head_dim], position [T] or [T, 1]. Returns q's shape.
 
         K and V are read back in the cache's dtype, attended in that of q, and the result cast to ``out_dtype``.
         """
