@@ -116,10 +116,10 @@ def save_tokenizer(directory: Path, **changes: Any) -> None:
     ).save_pretrained(directory)
 
 
-def edit_json(path: Path, **changes: Any) -> None:
-    """Sets fields of a JSON file; None removes one."""
-    content = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+def edit_json(path: Path, *removed: str, **changes: Any) -> None:
+    """Removes and sets fields of a JSON file."""
+    content = {key: value for key, value in json.loads(path.read_text()).items() if key not in removed}
+    path.write_text(json.dumps(content | changes))
 
 
 SLIDING = {"sliding_window": 8}

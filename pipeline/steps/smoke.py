@@ -243,11 +243,13 @@ def _compare_tokens(answer: Answer, exact: Any, bound: float) -> list[dict[str, 
 
 
 def distances(actual: Any, reference: Any) -> Any:
-    """Relative distance of each row, means removed: |a - r| / |r|. Not-a-number where a row holds one."""
+    """Relative distance of each row, means removed: |a - r| / |r|. Not-a-number for a row with one or an infinity."""
     import numpy as np
 
     actual = np.asarray(actual, np.float64)
     reference = np.asarray(reference, np.float64)
-    actual = actual - actual.mean(axis=-1, keepdims=True)
-    reference = reference - reference.mean(axis=-1, keepdims=True)
-    return np.linalg.norm(actual - reference, axis=-1) / np.linalg.norm(reference, axis=-1)
+    # An infinity becomes not-a-number too, and no bound holds that.
+    with np.errstate(invalid="ignore"):
+        actual = actual - actual.mean(axis=-1, keepdims=True)
+        reference = reference - reference.mean(axis=-1, keepdims=True)
+        return np.linalg.norm(actual - reference, axis=-1) / np.linalg.norm(reference, axis=-1)

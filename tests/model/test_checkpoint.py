@@ -88,7 +88,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "config that is no JSON": (lambda s: (s / "config.json").write_text("{"), "is not a valid JSON file"),
     "config that is a list": (lambda s: (s / "config.json").write_text("[]"), "config.json"),
     "config of an unknown type": (lambda s: edit_json(s / "config.json", model_type="llama9"), "llama9"),
-    "config without a type": (lambda s: edit_json(s / "config.json", model_type=None), "model_type"),
+    "config without a type": (lambda s: edit_json(s / "config.json", "model_type"), "model_type"),
     "config with a field of the wrong type": (
         lambda s: edit_json(s / "config.json", hidden_size="wide"),
         "Validation error for field 'hidden_size': ",

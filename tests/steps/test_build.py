@@ -1,0 +1,240 @@
+"""A snapshot becomes an artifact that continues any text as its model does, or nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+
+from pipeline.contract import CacheGeometry, Contract
+from pipeline.errors import ExportError
+from pipeline.model.checkpoint import load_model
+from pipeline.pte import PteFile
+from pipeline.runtime.decoder import Decoder
+from pipeline.spec import BuildSpec
+from pipeline.steps import build
+from pipeline.steps.smoke import distances
+from tests.tiny_models import (
+    ARTIFACTS,
+    EOS,
+    MIXED,
+    SLIDING,
+    SPEC,
+    VOCAB_SIZE,
+    Artifact,
+    edit_json,
+    library_warnings_ignored,
+    save_snapshot,
+    save_tokenizer,
+)
+
+pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
+
+Artifacts = Callable[[str], Artifact]
+
+TEXT = torch.randint(4, VOCAB_SIZE, (1, 60), generator=torch.Generator().manual_seed(1))
+
+# Float32 rounding of two layers is about 1e-6 of the logits' spread; a lost token of history costs 1e-2 and more.
+CLOSE = 1e-4
+
+
+def flat(window: int = 0) -> CacheGeometry:
+    return CacheGeometry(num_kv_heads=2, head_dim=16, window=window)
+
+
+CACHES = {
+    "llama": (flat(), flat()),
+    "llama-bf16": (flat(), flat()),
+    "sliding": (flat(8), flat(8)),
+    "mixed": (flat(), flat(8)),
+}
+
+
+@pytest.mark.parametrize("name", ARTIFACTS)
+def test_the_contract_is_that_of_the_request_and_the_model(artifact: Artifacts, name: str) -> None:
+    made = artifact(name)
+    with PteFile.open(made.pte) as pte:
+        contract = Contract.read(pte.program.constants(), "model.pte")
+    assert contract == Contract(
+        max_seq_len=made.spec.max_seq_len,
+        max_context_len=64,
+        vocab_size=VOCAB_SIZE,
+        dtype=made.spec.dtype,
+        logits="last",
+        caches=CACHES[name],
+        eos_ids=frozenset({EOS}),
+    )
+
+
+def rows_of(decoder: Decoder, chunks: list[int]) -> tuple[np.ndarray, list[int]]:
+    """The text fed in steps: each step's logits, and the position of its last token."""
+    decoder.clear()
+    rows, ends, start = [], [], 0
+    for length in chunks:
+        logits = decoder.feed(TEXT[0, start : start + length].tolist())
+        rows.append(np.array(logits.astype(mx.float32)))
+        start += length
+        ends.append(start - 1)
+    return np.stack(rows), ends
+
+
+def eager_logits(snapshot: Path, dtype: str) -> np.ndarray:
+    with torch.no_grad():
+        return load_model(snapshot, dtype)(input_ids=TEXT, use_cache=False).logits[0].float().numpy()
+
+
+def splits(longest: int) -> list[list[int]]:
+    mixed = [longest, 1, 1, longest, 2, 1, longest, longest, 1]
+    return [[1] * 60, [longest] * (60 // longest), mixed, [1] * 11 + [longest] * 5, [2] * 30]
+
+
+@pytest.mark.parametrize("name", ["llama", "sliding", "mixed"])
+def test_every_split_of_a_text_has_the_logits_of_eager_attention(artifact: Artifacts, name: str) -> None:
+    """All 60 positions one by one, then the ends of the chunks of other splits; every ring wraps several times."""
+    made = artifact(name)
+    expected = eager_logits(made.snapshot, "fp32")
+    with PteFile.open(made.pte) as pte:
+        decoder = Decoder(pte)
+    for chunks in splits(made.spec.max_seq_len):
+        rows, ends = rows_of(decoder, chunks)
+        assert distances(rows, expected[ends]).max() < CLOSE, chunks
+    decoder.clear()
+    forgetful = np.array(decoder.feed(TEXT[0, -1:].tolist()))
+    assert distances(forgetful[None], expected[-1:]).max() > 100 * CLOSE, "the comparison could not tell"
+
+
+def test_bfloat16_is_as_near_to_eager_bfloat16_as_that_is_to_float32(artifact: Artifacts) -> None:
+    made = artifact("llama-bf16")
+    exact, rounded = (eager_logits(made.snapshot, dtype) for dtype in ("fp32", "bf16"))
+    rounding = distances(rounded, exact).max()
+    with PteFile.open(made.pte) as pte:
+        decoder = Decoder(pte)
+    for chunks in splits(made.spec.max_seq_len):
+        rows, ends = rows_of(decoder, chunks)
+        assert distances(rows, rounded[ends]).max() < 2 * rounding, chunks
+        assert distances(rows, exact[ends]).max() < 2 * rounding, chunks
+
+
+def built(snapshot: Path, out: Path, spec: BuildSpec = SPEC) -> Path:
+    out.mkdir(exist_ok=True)
+    with library_warnings_ignored():
+        build.run(spec, snapshot, out, lambda stage: None)
+    assert [file.name for file in out.iterdir()] == ["model.pte"]
+    return out / "model.pte"
+
+
+@pytest.mark.parametrize("max_seq_len", [1, 2])
+def test_the_shortest_steps_are_built_too(tmp_path: Path, max_seq_len: int) -> None:
+    snapshot = save_snapshot(tmp_path / "snapshot", "llama", num_hidden_layers=1)
+    pte = built(snapshot, tmp_path / "out", replace(SPEC, max_seq_len=max_seq_len))
+    with PteFile.open(pte) as opened:
+        decoder = Decoder(opened)
+    expected = eager_logits(snapshot, "fp32")
+    for chunks in ([1] * 20, [max_seq_len] * 10, [max_seq_len, 1] * 7):
+        rows, ends = rows_of(decoder, chunks)
+        assert distances(rows, expected[ends]).max() < CLOSE
+
+
+def test_two_builds_are_equal_byte_for_byte(artifact: Artifacts, tmp_path: Path) -> None:
+    made = artifact("mixed")
+    assert built(made.snapshot, tmp_path / "again", made.spec).read_bytes() == made.pte.read_bytes()
+
+
+def test_stages_are_told_in_order(tmp_path: Path) -> None:
+    stages: list[str] = []
+    with pytest.raises(ExportError):
+        build.run(replace(SPEC, max_context_len=129), save_snapshot(tmp_path, "llama"), tmp_path, stages.append)
+    assert stages == ["importing", "loading"]
+
+
+def without_stop_tokens(snapshot: Path) -> None:
+    edit_json(snapshot / "config.json", eos_token_id=None)
+    edit_json(snapshot / "generation_config.json", eos_token_id=None)
+    save_tokenizer(snapshot, eos_token=None)
+
+
+def nothing(snapshot: Path) -> None:
+    pass
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], Callable[[Path], object], BuildSpec, str]] = {
+    "weights are missing": (
+        "llama",
+        {},
+        lambda snapshot: edit_json(snapshot / "config.json", num_hidden_layers=3),
+        SPEC,
+        "SNAPSHOT: the checkpoint has no matching weights for model.layers.2.input_layernorm.weight,",
+    ),
+    "the configuration is broken": (
+        "llama",
+        {},
+        lambda snapshot: (snapshot / "config.json").write_text("{"),
+        SPEC,
+        "SNAPSHOT: its ",
+    ),
+    "there is no tokenizer": (
+        "llama",
+        {},
+        lambda snapshot: (snapshot / "tokenizer.json").unlink(),
+        SPEC,
+        "SNAPSHOT: its tokenizer cannot be loaded: ",
+    ),
+    "nothing would stop a runner": (
+        "llama",
+        {},
+        without_stop_tokens,
+        SPEC,
+        "neither the generation config, the configuration nor the tokenizer names an end-of-text token; a runner would "
+        "never stop. Add eos_token_id to the model's generation_config.json.",
+    ),
+    "the context is longer than the model's": (
+        "llama",
+        {},
+        nothing,
+        replace(SPEC, max_context_len=129),
+        "max_context_len is 129; the model was made for at most 128 positions (max_position_embeddings). Lower "
+        "max_context_len to 128.",
+    ),
+    "a step is longer than the window": (
+        "mistral",
+        SLIDING,
+        nothing,
+        replace(SPEC, max_seq_len=9),
+        "max_seq_len is 9; the model's narrowest attention window is 8, and a step may not be longer. Lower "
+        "max_seq_len to 8.",
+    ),
+    "a step is longer than one layer's window": (
+        "qwen2",
+        MIXED,
+        nothing,
+        replace(SPEC, max_seq_len=16),
+        "max_seq_len is 16; the model's narrowest attention window is 8, and a step may not be longer. Lower "
+        "max_seq_len to 8.",
+    ),
+    "the cache cannot hold the model": (
+        "gemma2",
+        {"pad_token_id": 0},
+        nothing,
+        SPEC,
+        "model type 'gemma2': attention passes softcap=50.0, which the off-graph cache op cannot apply.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_build_says_why_and_leaves_nothing(tmp_path: Path, case: str) -> None:
+    model_type, changes, damage, spec, expected = REFUSED[case]
+    snapshot = save_snapshot(tmp_path / "snapshot", model_type, **changes)
+    damage(snapshot)
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(ExportError) as caught:
+        build.run(spec, snapshot, out, lambda stage: None)
+    assert str(caught.value).replace(str(snapshot), "SNAPSHOT").startswith(expected)
+    assert not list(out.iterdir())
