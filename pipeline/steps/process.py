@@ -76,6 +76,8 @@ def run_step(name: str, arguments: dict[str, Any], log: Path, stage: Callable[[s
             child.stdin.close()
     if "error" in last:
         raise getattr(errors, last["error"])(f"{last['message']}\nThe log is {log}.")
+    if "crash" in last:
+        raise StepError(f"{name}: its process failed: {_fit(last['crash'])}\nThe log is {log}.")
     if child.returncode != 0 or "done" not in last:
         raise StepError(f"{name}: {_end(child.returncode, log)}\nThe log is {log}.")
 
@@ -111,16 +113,18 @@ def _end(code: int, log: Path) -> str:
 
 
 def _last_line(log: Path) -> str:
-    """The last line that holds anything, fit for a message whatever the log is full of."""
+    """The last line that holds anything."""
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
-        tail = file.read().decode(errors="replace")
-    lines = [line.strip() for line in tail.splitlines() if line.strip()]
-    if not lines:
-        return "it printed nothing"
-    line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in lines[-1])
-    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}…"
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    return next((_fit(line) for line in reversed(lines) if line), "it printed nothing")
+
+
+def _fit(line: str) -> str:
+    """A line as a message can hold it, whatever it is full of."""
+    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    return shown if len(shown) <= MAX_LINE else f"{shown[:MAX_LINE]}…"
 
 
 def _kill_group(pid: int) -> None:
@@ -141,9 +145,13 @@ def _main(events_fd: int) -> int:
             step = importlib.import_module(f"pipeline.steps.{name}")
             step.run(**arguments, stage=lambda stage: tell(stage=stage))
             tell(done=name)
-        except PipelineError as error:
+        except Exception as error:
+            # Told before it is logged: it may be the log's disk that is full.
+            if isinstance(error, PipelineError):
+                tell(error=type(error).__name__, message=str(error))
+            else:
+                tell(crash=f"{type(error).__name__}: {error}".strip(": ").splitlines()[0])
             traceback.print_exc()
-            tell(error=type(error).__name__, message=str(error))
             return 1
     return 0
 

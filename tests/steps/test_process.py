@@ -143,6 +143,8 @@ def test_an_error_of_many_lines_comes_back_whole(probe: Callable[..., list[str]]
     ("statement", "end"),
     [
         ("raise ValueError('no such operator')", "its process failed: ValueError: no such operator"),
+        ("raise ValueError('first of\\n many lines')", "its process failed: ValueError: first of"),
+        ("raise ValueError('\\x1b[2J' + 'x' * 1000)", f"its process failed: ValueError: \ufffd[2J{'x' * 384}…"),
         ("raise MemoryError", "its process failed: MemoryError"),
         ("raise KeyboardInterrupt", "its process was ended by SIGINT."),
         ("sys.exit(3)", "its process failed: it printed nothing"),
