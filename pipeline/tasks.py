@@ -1,6 +1,6 @@
 """Steps become doit tasks. The only module that knows doit.
 
-Whether a task is up to date is asked of the store alone, so doit's own database can be deleted at any time.
+Whether a task is up to date is asked of the store alone; doit keeps no database (``pyproject.toml``).
 """
 
 from __future__ import annotations

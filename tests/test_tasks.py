@@ -51,6 +51,13 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 """
 
+# What a shell starts in the background ignores Ctrl-C, and so do its children unless they are told otherwise.
+IN_FOREGROUND = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("doit", run_name="__main__")
+"""
+
 UP_TO_DATE = [f"-- {step}:tiny" for step in ("fetch", "build", "verify", "smoke", "bundle")]
 FILES = {"model.pte", "metadata.json", "smoke.json", "build.json"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
@@ -82,7 +89,7 @@ class Project:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """doit in a process group of its own, as a terminal would run it."""
         return subprocess.Popen(
-            [sys.executable, "-m", "doit", *arguments],
+            [sys.executable, "-c", IN_FOREGROUND, *arguments],
             cwd=self.directory,
             env=self.environment(),
             stdout=subprocess.PIPE,
