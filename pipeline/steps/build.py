@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import ExportError
 from pipeline.model import attention, checkpoint, metadata
@@ -21,6 +22,8 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
     """
     stage("importing")
     _calm_garbage_collector()
+    # What the configuration alone can tell is told before executorch's imports, which take longest.
+    _check_context(checkpoint.load_config(snapshot), spec)
     from pipeline.model.export import export_forward
     from pipeline.model.geometry import geometry_of
     from pipeline.model.lower import lower_to_mlx, write
@@ -28,13 +31,6 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
     attention.register()
     stage("loading")
     tokenizer = checkpoint.load_tokenizer(snapshot)
-    config = checkpoint.load_config(snapshot)
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and spec.max_context_len > limit:
-        raise ExportError(
-            f"max_context_len is {spec.max_context_len}; the model was made for at most {limit} positions "
-            f"(max_position_embeddings). Lower max_context_len to {limit}."
-        )
     model = checkpoint.load_model(snapshot, spec.dtype, attention.IMPLEMENTATION)
     stage("exporting")
     caches = geometry_of(model)
@@ -59,6 +55,15 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
     write(lowered, out / ARTIFACT)
 
 
+def _check_context(config: Any, spec: BuildSpec) -> None:
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and spec.max_context_len > limit:
+        raise ExportError(
+            f"max_context_len is {spec.max_context_len}; the model was made for at most {limit} positions "
+            f"(max_position_embeddings). Lower max_context_len to {limit}."
+        )
+
+
 def _check_windows(windows: list[int], spec: BuildSpec) -> None:
     narrowest = min((window for window in windows if window), default=None)
     if narrowest is not None and spec.max_seq_len > narrowest:
@@ -68,8 +73,8 @@ def _check_windows(windows: list[int], spec: BuildSpec) -> None:
         )
 
 
-def _logits_width(program: object) -> int:
-    (output,) = program.graph.output_node().args[0]  # type: ignore[attr-defined]
+def _logits_width(program: Any) -> int:
+    (output,) = program.graph.output_node().args[0]
     return int(output.meta["val"].shape[-1])
 
 
