@@ -27,7 +27,6 @@ class TinyPte:
 @pytest.fixture(scope="session")
 def tiny_pte(tmp_path_factory: pytest.TempPathFactory) -> TinyPte:
     """Built once per session, in about ten seconds."""
-    pytest.importorskip("executorch")
     with warnings.catch_warnings():
         # The libraries' own deprecations are not ours to fix.
         warnings.simplefilter("ignore")

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -220,10 +221,23 @@ def test_a_path_no_file_can_have_is_a_manifest_error() -> None:
         manifest.load("a\0b")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_an_unreadable_file_is_a_manifest_error(tmp_path: Path) -> None:
+NOBODY = 65534
+
+
+@pytest.fixture
+def _unprivileged() -> Iterator[None]:
+    """Root reads every file; for one test it is nobody."""
+    effective = os.geteuid()
+    if effective == 0:
+        os.seteuid(NOBODY)
+    yield
+    os.seteuid(effective)
+
+
+def test_an_unreadable_file_is_a_manifest_error(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     file = write(tmp_path)
     file.chmod(0)
+    request.getfixturevalue("_unprivileged")
     assert mistakes(file) == [" cannot be read (Permission denied); expected a YAML file."]
 
 

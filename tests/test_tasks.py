@@ -127,7 +127,6 @@ def link_project(directory: Path) -> Project:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str, str]:
     """A project with its bundle built, its manifest, and what doit said about a first try that had to fail."""
-    pytest.importorskip("executorch")
     from tests.tiny_models import library_warnings_ignored, save_snapshot
 
     project = link_project(tmp_path_factory.mktemp("tasks") / "project")

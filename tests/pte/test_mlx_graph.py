@@ -23,7 +23,6 @@ NUM_TENSORS, NUM_VALUES, NUM_CHAINS = 40, 9, 2
 @pytest.fixture(scope="module")
 def theirs() -> ModuleType:
     """executorch's dataclasses of the graph's schema."""
-    pytest.importorskip("executorch")
     from pipeline.model import serializer
 
     serializer.provide()
