@@ -21,7 +21,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim", "word_embed_proj_dim"), _HIDDEN),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), NUM_LAYERS),
     **dict.fromkeys(("num_decoder_layers", "num_blocks"), NUM_LAYERS),
-    **dict.fromkeys(("encoder_layers", "num_encoder_layers"), 1),
+    **dict.fromkeys(("encoder_layers", "num_encoder_layers"), NUM_LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), _HEADS),
     **dict.fromkeys(("decoder_attention_heads", "num_decoder_attention_heads"), _HEADS),
     **dict.fromkeys(("encoder_attention_heads", "num_encoder_attention_heads"), _HEADS),

@@ -208,10 +208,14 @@ def _randomize(model: torch.nn.Module) -> None:
 
     Initialisation leaves gates shut and biases at zero, behind which a mistake could hide.
     """
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    embeddings = {id(module.weight): module for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     for parameter in model.parameters():
         if id(parameter) in embeddings:
             parameter.normal_()
+            padding = embeddings[id(parameter)].padding_idx
+            if padding is not None:
+                # Some model types zero it whenever they are loaded.
+                parameter[padding] = 0
         elif parameter.dim() > 1 and min(parameter.shape[-2:]) > 1:
             parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
         else:
