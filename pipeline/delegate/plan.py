@@ -16,6 +16,9 @@ from pipeline.pte import MlxGraph, Node, Tid, Vid
 Operator = Callable[..., Any]
 Call = Callable[["Slots"], None]
 
+RESULTS = ("out", "outs")
+"""The fields that name where an operator's results go: one slot, or several."""
+
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
 
@@ -39,8 +42,9 @@ def plan_chain(graph: MlxGraph, chain: int, operators: Mapping[str, Operator], *
     unknown = sorted({node.name for node in nodes if node.name != "NoopNode"} - operators.keys())
     if unknown:
         raise DelegateError(
-            f"the graph uses {', '.join(unknown)}, which this executor does not implement; it knows "
-            f"{', '.join(sorted(operators))}."
+            f"the graph uses {', '.join(unknown)}, which this executor does not implement, so the artifact cannot be "
+            f"shown to be right; it knows {', '.join(sorted(operators))}. Choose a model of another architecture, or "
+            "ask for the operator."
         )
     written: set[Tid | Vid] = {Tid(tid) for tid in (*graph.constant_tids, *graph.input_tids, *graph.mutable_tids)}
     written |= {Vid(slot.idx) for slot in graph.input_map if slot.kind != "tensor"}
@@ -48,24 +52,26 @@ def plan_chain(graph: MlxGraph, chain: int, operators: Mapping[str, Operator], *
     for index, node in enumerate(nodes):
         if node.name == "NoopNode":
             continue
-        reads = [ref for name, field in node.fields.items() if name != "out" for ref in _references(field)]
+        reads = [ref for name, field in node.fields.items() if name not in RESULTS for ref in _references(field)]
         for ref in reads:
             if ref not in written:
                 raise DelegateError(f"{_place(chain, index, node)} reads {_shown(ref)}, which nothing has written.")
-        out: Tid | Vid = node.fields["out"]
-        if isinstance(out, Tid) and out.idx in graph.constant_tids and not init:
-            raise DelegateError(f"{_place(chain, index, node)} writes {_shown(out)}, a constant.")
-        written.add(out)
-        calls.append(_call(operators[node.name], node, out, _place(chain, index, node)))
+        outs = [ref for name in RESULTS for ref in _references(node.fields.get(name))]
+        for out in outs:
+            if isinstance(out, Tid) and out.idx in graph.constant_tids and not init:
+                raise DelegateError(f"{_place(chain, index, node)} writes {_shown(out)}, a constant.")
+        written.update(outs)
+        calls.append(_call(operators[node.name], node, outs, _place(chain, index, node)))
     return calls
 
 
-def _call(operator: Operator, node: Node, out: Tid | Vid, place: str) -> Call:
+def _call(operator: Operator, node: Node, outs: list[Tid | Vid], place: str) -> Call:
+    several = "outs" in node.fields
     known: dict[str, Any] = {}
     tensors: list[tuple[str, int]] = []
     others: list[tuple[str, Callable[[Slots], Any]]] = []
     for name, field in node.fields.items():
-        if name == "out":
+        if name in RESULTS:
             continue
         if isinstance(field, Tid):
             tensors.append((name, field.idx))
@@ -73,7 +79,6 @@ def _call(operator: Operator, node: Node, out: Tid | Vid, place: str) -> Call:
             others.append((name, _reader(field)))
         else:
             known[name] = _saturated(field)
-    index = out.idx
 
     def run(slots: Slots) -> None:
         arguments = {name: slots.tensors[tid] for name, tid in tensors}
@@ -85,12 +90,16 @@ def _call(operator: Operator, node: Node, out: Tid | Vid, place: str) -> Call:
             raise
         except (ValueError, TypeError, IndexError, RuntimeError, OverflowError) as error:
             raise DelegateError(f"{place} failed: {error}") from error
-        if isinstance(out, Tid):
-            slots.tensors[index] = result
-        else:
-            if not INT32_MIN <= result <= INT32_MAX:
-                raise DelegateError(f"{place} computed {result}, which is no int32.")
-            slots.values[index] = result
+        results = result if several else (result,)
+        if len(results) != len(outs):
+            raise DelegateError(f"{place} made {len(results)} results; expected {len(outs)}.")
+        for out, value in zip(outs, results, strict=True):
+            if isinstance(out, Tid):
+                slots.tensors[out.idx] = value
+            else:
+                if not INT32_MIN <= value <= INT32_MAX:
+                    raise DelegateError(f"{place} computed {value}, which is no int32.")
+                slots.values[out.idx] = value
 
     return run
 

@@ -123,11 +123,12 @@ def test_literals_beyond_int32_are_clamped_as_the_runtime_does() -> None:
 
 def test_every_unknown_node_is_named_with_the_known_ones() -> None:
     message = refused(
-        node("RollNode", x=INPUT, out=OUTPUT), node("AddNode", a=INPUT, b=INPUT, out=OUTPUT), node("ErfNode", x=INPUT)
+        node("RollNode", x=INPUT, out=OUTPUT), node("AddNode", a=INPUT, b=INPUT, out=OUTPUT), node("FlipNode", x=INPUT)
     )
     assert message == (
-        f"the graph uses ErfNode, RollNode, which this executor does not implement; it knows "
-        f"{', '.join(sorted(OPERATORS))}."
+        "the graph uses FlipNode, RollNode, which this executor does not implement, so the artifact cannot be shown to "
+        f"be right; it knows {', '.join(sorted(OPERATORS))}. Choose a model of another architecture, or ask for the "
+        "operator."
     )
 
 
@@ -191,3 +192,20 @@ def test_a_mistake_in_an_operator_of_ours_is_not_dressed_up() -> None:
 
     with pytest.raises(AssertionError, match="a bug"):
         ran(node("FailNode", out=OUTPUT), operators={"FailNode": fail})
+
+
+def test_an_operator_of_several_results_fills_several_slots() -> None:
+    slots = ran(node("SplitNode", x=INPUT, outs=(TEMP, OUTPUT), sizes=(1, 2), axis=0))
+    assert [slots.tensors[tid.idx].tolist() for tid in (TEMP, OUTPUT)] == [[1.0], [2.0, 3.0]]
+
+
+def test_an_operator_that_makes_another_number_of_results_is_refused() -> None:
+    assert refused(node("SplitNode", x=INPUT, outs=(TEMP, OUTPUT), sizes=(1,), axis=0)) == (
+        "chain 0, instruction 0 (SplitNode) made 3 results; expected 2."
+    )
+
+
+def test_no_result_of_several_may_be_a_constant() -> None:
+    assert refused(node("SplitNode", x=INPUT, outs=(TEMP, CONSTANT), sizes=(1, 2), axis=0)) == (
+        "chain 0, instruction 0 (SplitNode) writes tensor 0, a constant."
+    )

@@ -1,4 +1,4 @@
-"""Matrix products and normalization."""
+"""Matrix products, normalization and reductions."""
 
 from __future__ import annotations
 
@@ -20,4 +20,28 @@ def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     return mx.fast.rms_norm(x, weight, eps)
 
 
-OPERATORS: dict[str, Callable[..., Any]] = {"AddmmNode": addmm, "RMSNormNode": rms_norm}
+def layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
+    """Over the last axis."""
+    return mx.fast.layer_norm(x, weight, bias, eps)
+
+
+def softmax(x: mx.array, axis: int, precise: bool) -> mx.array:
+    """``precise`` accumulates in float32; the result has the dtype of x."""
+    return mx.softmax(x, axis=axis, precise=precise)
+
+
+def _reduced(reduce: Callable[..., mx.array]) -> Callable[..., Any]:
+    """No axes, or an empty list of them, is all of them."""
+    return lambda x, axes, keepdims: reduce(x, axis=list(axes) if axes else None, keepdims=keepdims)
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "AddmmNode": addmm,
+    "LayerNormNode": layer_norm,
+    "MaxNode": _reduced(mx.max),
+    "MeanNode": _reduced(mx.mean),
+    "MinNode": _reduced(mx.min),
+    "RMSNormNode": rms_norm,
+    "SoftmaxNode": softmax,
+    "SumNode": _reduced(mx.sum),
+}

@@ -19,13 +19,38 @@ TORCH = {name: getattr(torch, name) for name in BY_NAME}
 ROUNDING = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 
 UNARY = {
+    "AbsNode": torch.abs,
     "CosNode": torch.cos,
+    "ErfNode": torch.erf,
+    "ExpNode": torch.exp,
+    "LogNode": torch.log,
     "NegNode": torch.neg,
     "RsqrtNode": torch.rsqrt,
+    "SigmoidNode": torch.sigmoid,
     "SiluNode": torch.nn.functional.silu,
     "SinNode": torch.sin,
+    "SqrtNode": torch.sqrt,
+    "SquareNode": torch.square,
+    "TanhNode": torch.tanh,
 }
-BINARY = {"AddNode": torch.add, "SubtractNode": torch.sub, "MultiplyNode": torch.mul, "DivideNode": torch.div}
+POSITIVE = {"LogNode", "RsqrtNode", "SqrtNode"}
+BINARY = {
+    "AddNode": torch.add,
+    "DivideNode": torch.div,
+    "MaximumNode": torch.maximum,
+    "MinimumNode": torch.minimum,
+    "MultiplyNode": torch.mul,
+    "SubtractNode": torch.sub,
+}
+COMPARISONS = {
+    "EqualNode": torch.eq,
+    "GreaterEqualNode": torch.ge,
+    "GreaterNode": torch.gt,
+    "LessEqualNode": torch.le,
+    "LessNode": torch.lt,
+    "NotEqualNode": torch.ne,
+}
+LOGIC = {"LogicalAndNode": torch.logical_and, "LogicalOrNode": torch.logical_or}
 
 
 def pair(values: np.ndarray, dtype: str) -> tuple[mx.array, torch.Tensor]:
@@ -44,7 +69,7 @@ def check(result: mx.array, reference: torch.Tensor, dtype: str, tolerance: floa
 @pytest.mark.parametrize("name", UNARY)
 def test_a_unary_operator_keeps_a_float_dtype_and_agrees_with_torch(name: str, dtype: str) -> None:
     values = np.random.default_rng(0).normal(size=(3, 5)) * 3
-    x, tensor = pair(np.abs(values) if name == "RsqrtNode" else values, dtype)
+    x, tensor = pair(np.abs(values) if name in POSITIVE else values, dtype)
     check(OPERATORS[name](x=x), UNARY[name](tensor), dtype, ROUNDING[dtype])
 
 
@@ -124,3 +149,52 @@ def test_a_cast_from_float_to_integer_truncates_toward_zero() -> None:
 def test_a_cast_to_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(DelegateError, match=re.escape("scalar type 7 is none that the MLX delegate knows")):
         OPERATORS["AsTypeNode"](x=mx.array(1.0), scalar_type=7)
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_comparison_is_a_bool_and_false_for_what_is_no_number(name: str) -> None:
+    a, b = [1.0, 2.0, 3.0, np.nan, 1.0], [2.0, 2.0, 2.0, 1.0, np.nan]
+    found = OPERATORS[name](a=mx.array(a), b=mx.array(b))
+    assert found.dtype == mx.bool_
+    assert found.tolist() == COMPARISONS[name](torch.tensor(a), torch.tensor(b)).tolist()
+
+
+@pytest.mark.parametrize("name", LOGIC)
+def test_logic_takes_anything_for_true_but_zero(name: str) -> None:
+    a, b = [0.0, 0.0, 2.0, np.nan], [0, 3, 0, 0]
+    found = OPERATORS[name](a=mx.array(a), b=mx.array(b))
+    assert found.tolist() == LOGIC[name](torch.tensor(a), torch.tensor(b)).tolist()
+    assert OPERATORS["LogicalNotNode"](x=mx.array(a)).tolist() == torch.logical_not(torch.tensor(a)).tolist()
+
+
+def test_a_power_of_integers_stays_integer_and_of_floats_is_that_of_torch() -> None:
+    assert OPERATORS["PowerNode"](a=mx.array([2, -3]), b=mx.array([10, 3])).tolist() == [1024, -27]
+    a, b = [2.0, 0.0, 9.0, -2.0], [-2.0, 0.0, 0.5, 3.0]
+    found = OPERATORS["PowerNode"](a=mx.array(a), b=mx.array(b)).tolist()
+    assert found == pytest.approx(torch.pow(torch.tensor(a), torch.tensor(b)).tolist())
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_gelu_keeps_its_dtype_and_agrees_with_torch(dtype: str, approximate: str) -> None:
+    x, tensor = pair(np.linspace(-6, 6, 101), dtype)
+    reference = torch.nn.functional.gelu(tensor.double(), approximate=approximate)
+    check(OPERATORS["GeluNode"](x=x, approximate=approximate), reference, dtype, 2 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (None, 1.0), (-1.0, None), (1.0, -1.0)], ids=str)
+def test_clip_takes_either_bound_and_the_upper_where_they_cross(bounds: tuple[float | None, float | None]) -> None:
+    values = [-2.0, 0.5, 3.0]
+    low, high = (None if bound is None else mx.array(bound) for bound in bounds)
+    found = OPERATORS["ClipNode"](x=mx.array(values), a_min=low, a_max=high).tolist()
+    assert found == torch.clamp(torch.tensor(values), *bounds).tolist()
+
+
+def test_clip_without_bounds_is_refused() -> None:
+    with pytest.raises(DelegateError, match=r"^ClipNode has neither bound; expected at least one\.$"):
+        OPERATORS["ClipNode"](x=mx.array(1.0), a_min=None, a_max=None)
+
+
+def test_where_chooses_by_anything_but_zero_and_broadcasts() -> None:
+    found = OPERATORS["WhereNode"](condition=mx.array([0, 2, 1]), x=mx.array([[1.0], [2.0]]), y=mx.array(9.0))
+    assert found.tolist() == [[9.0, 1.0, 1.0], [9.0, 2.0, 2.0]]

@@ -1,6 +1,8 @@
-"""Matrix products and normalization against torch and numpy."""
+"""Matrix products, normalization and reductions against torch and numpy."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import mlx.core as mx
 import numpy as np
@@ -71,3 +73,39 @@ def test_the_statistics_of_half_precision_do_not_overflow() -> None:
     """The squares of 300 exceed float16."""
     x = mx.full((1, 16), 300.0, mx.float16)
     check(rms_norm(x=x, weight=None, eps=1e-6), torch.ones(1, 16, dtype=torch.float64), "float16")
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("parts", ["weight and bias", "weight", "neither"])
+def test_layer_norm_agrees_with_torch(parts: str, dtype: str) -> None:
+    (x, x_tensor), (w, w_tensor), (b, b_tensor) = (
+        pair((2, 3, 16), dtype, 1),
+        pair((16,), dtype, 2),
+        pair((16,), dtype, 3),
+    )
+    weight, bias = (w if "weight" in parts else None), (b if "bias" in parts else None)
+    reference = torch.nn.functional.layer_norm(
+        x_tensor, (16,), w_tensor if "weight" in parts else None, b_tensor if "bias" in parts else None, 1e-5
+    )
+    check(OPERATORS["LayerNormNode"](x=x, weight=weight, bias=bias, eps=1e-5), reference, dtype)
+
+
+@pytest.mark.parametrize("precise", [True, False])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_softmax_agrees_with_torch_far_from_zero_too(axis: int, precise: bool) -> None:
+    x, tensor = pair((4, 6), "float32", 1)
+    found = OPERATORS["SoftmaxNode"](x=x + 1000.0, axis=axis, precise=precise)
+    np.testing.assert_allclose(np.array(found), torch.softmax(tensor, axis).numpy(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("keepdims", [True, False])
+@pytest.mark.parametrize("axes", [None, (), (0,), (-1, 0), (1,)], ids=str)
+@pytest.mark.parametrize(("name", "reference"), [("Sum", np.sum), ("Mean", np.mean), ("Max", np.max), ("Min", np.min)])
+def test_a_reduction_without_axes_is_over_all_of_them(
+    name: str, reference: Callable[..., np.ndarray], axes: tuple[int, ...] | None, keepdims: bool
+) -> None:
+    values = np.random.default_rng(1).normal(size=(2, 3, 4)).astype(np.float32)
+    found = OPERATORS[f"{name}Node"](x=mx.array(values), axes=axes, keepdims=keepdims)
+    np.testing.assert_allclose(
+        np.array(found), reference(values, axis=axes or None, keepdims=keepdims), rtol=1e-5, atol=1e-6
+    )

@@ -116,3 +116,44 @@ def test_a_concatenation_of_one_is_itself_and_of_several_dtypes_the_widest() -> 
     joined = OPERATORS["ConcatenateNode"](tensors=(half, mx.ones((2, 3), mx.float32)), axis=-1)
     assert joined.dtype == mx.float32
     assert joined.shape == (2, 4)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_one_size_splits_into_pieces_of_it_with_a_short_last_one(size: int, axis: int) -> None:
+    pieces = OPERATORS["SplitNode"](x=mx.array(CUBE), sizes=(size,), axis=axis)
+    expected = np.split(CUBE, range(size, CUBE.shape[axis], size), axis=axis)
+    assert [np.array(piece).tolist() for piece in pieces] == [piece.tolist() for piece in expected]
+
+
+def test_several_sizes_are_those_of_the_pieces_the_last_taking_the_rest() -> None:
+    pieces = OPERATORS["SplitNode"](x=mx.array(CUBE), sizes=(1, 2, 99), axis=2)
+    assert [piece.shape for piece in pieces] == [(2, 3, 1), (2, 3, 2), (2, 3, 1)]
+    np.testing.assert_array_equal(np.concatenate([np.array(piece) for piece in pieces], axis=2), CUBE)
+
+
+def test_a_split_by_nothing_is_refused() -> None:
+    with pytest.raises(DelegateError, match=r"^SplitNode has size 0; expected at least 1\.$"):
+        OPERATORS["SplitNode"](x=mx.array(CUBE), sizes=(0,), axis=0)
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape"),
+    [(None, (3, 4)), ((), (3, 4)), ((0,), (3, 1, 4, 1)), ((-1, 2), (1, 3, 4)), ((1, 7), (1, 3, 1, 4, 1))],
+    ids=str,
+)
+def test_squeeze_drops_listed_axes_of_size_one_and_leaves_the_others(dims: Any, shape: tuple[int, ...]) -> None:
+    assert op("SqueezeNode", x=mx.zeros((1, 3, 1, 4, 1)), dims=dims).shape == shape
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (5, 2, 3, 4), (-1, 3, -1), (7, -1, -1, 4)], ids=str)
+def test_a_broadcast_keeps_the_sizes_written_as_minus_one(shape: tuple[int, ...]) -> None:
+    full = [new if new != -1 else (2, 3, 4)[index - len(shape) + 3] for index, new in enumerate(shape)]
+    found = op("BroadcastToNode", x=mx.array(CUBE), shape=shape)
+    np.testing.assert_array_equal(found, np.broadcast_to(CUBE, full))
+
+
+def test_a_copy_is_the_array_and_a_stack_has_one_axis_more() -> None:
+    np.testing.assert_array_equal(op("IdCopyNode", x=mx.array(CUBE)), CUBE)
+    found = op("StackNode", tensors=(mx.array(CUBE), mx.array(-CUBE)), axis=-1)
+    np.testing.assert_array_equal(found, np.stack([CUBE, -CUBE], axis=-1))
