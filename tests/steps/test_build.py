@@ -141,6 +141,28 @@ def test_the_shortest_steps_are_built_too(tmp_path: Path, max_seq_len: int) -> N
         assert distances(rows, expected[ends]).max() < CLOSE
 
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gpt2": {"n_positions": 128},
+    "gpt_neox": {},
+    "phi": {},
+    "phi3": {},
+    "qwen3": {},
+    "starcoder2": {},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_with_other_parts_continue_a_text_as_eager_attention_does(family: str, tmp_path: Path) -> None:
+    """GELU, LayerNorm, fused projections, partial rotary embeddings, learned positions, norms of queries and keys."""
+    snapshot = save_snapshot(tmp_path / "snapshot", family, **FAMILIES[family])
+    with PteFile.open(built(snapshot, tmp_path / "out", SPEC)) as pte:
+        decoder = Decoder(pte)
+    expected = eager_logits(snapshot, "fp32")
+    rows, ends = rows_of(decoder, [4, 1, 4, 4, 3, *[4] * 8, *[1] * 12])
+    assert distances(rows, expected[ends]).max() < CLOSE
+
+
 def test_two_builds_are_equal_byte_for_byte(artifact: Artifacts, tmp_path: Path) -> None:
     made = artifact("mixed")
     assert built(made.snapshot, tmp_path / "again", made.spec).read_bytes() == made.pte.read_bytes()
