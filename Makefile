@@ -17,12 +17,19 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-$(VENV)/.installed-%: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[$(if $(filter dev,$*),build$(comma)dev,$*)]'
-	touch $@
+$(VENV)/.installed-build: EXTRAS := build
+$(VENV)/.installed-dev: EXTRAS := build,dev
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/.python
+	@echo "Installing into $(VENV); a first time takes a few minutes."
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	@touch $@
+
+# pip would search every old release for one that suits another Python before it said so.
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 14) else \
+	"$(PYTHON) is Python %d.%d; expected 3.11, 3.12 or 3.13. Name one: make PYTHON=python3.12" % v[:2])'
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
 
 clean:
 	rm -rf $(VENV)
-
-comma := ,

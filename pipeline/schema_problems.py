@@ -108,7 +108,7 @@ def _expected(rule: Any) -> str:
     if "const" in rule:
         return repr(rule["const"])
     if rule["type"] == "integer":
-        return f"an integer of at least {rule['minimum']}"
+        return f"an integer from {rule['minimum']} to {rule['maximum']}"
     if rule["type"] == "array":
         return f"a list of at least {rule['minItems']}"
     assert rule["type"] == "object", f"no words for {rule}"

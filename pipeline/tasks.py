@@ -97,6 +97,9 @@ def _workspace() -> Workspace:
 @cache
 def _manifests() -> tuple[manifest.Manifest, ...]:
     try:
-        return manifest.load_all(MANIFESTS)
+        manifests = manifest.load_all(MANIFESTS)
     except PipelineError as error:
         raise InvalidDodoFile(f"\n{error}") from error
+    if not manifests:
+        raise InvalidDodoFile(f"{MANIFESTS}/ holds no manifest; expected at least one .yaml. The README shows one.")
+    return manifests

@@ -25,7 +25,7 @@ smoke:
       expect: Paris
 """
 NAME = "at most 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit first and no '.' last"
-COUNT = "an integer of at least 1"
+COUNT = "an integer from 1 to 2147483647"
 MANY = "9" * 5000
 LATER_CACHE = "11: cache.placement is 'in_graph'; expected off_graph. A later version adds in_graph."
 LATER_LOGITS = "11: logits is 'full'; expected last. A later version adds full and selected."
@@ -169,7 +169,7 @@ def test_a_key_like_no_other_is_answered_with_the_choices() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("max_seq_len: 8\n", "1: max_seq_len is missing; expected an integer of at least 1."),
+        ("max_seq_len: 8\n", "1: max_seq_len is missing; expected an integer from 1 to 2147483647."),
         ("dtype: bf16\n", "1: dtype is missing; expected fp32, fp16 or bf16."),
         ("version: 1\n", "1: version is missing; expected 1."),
         ("  id: org/tiny\n", "3: model.id is missing; expected a name without spaces, such as 'org/name'."),

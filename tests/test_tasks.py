@@ -403,3 +403,10 @@ def test_doing_nothing_takes_a_moment_with_one_manifest_and_with_a_hundred(
         project.write(built[1], f"tiny-{number}")
     assert project.steps_run() == {"bundle"}
     assert fastest(project) < 3
+
+
+def test_a_project_without_manifests_is_told_so(tmp_path: Path) -> None:
+    project = link_project(tmp_path / "project")
+    (project.directory / "manifests").mkdir()
+    _, said = project.doit(code=3)
+    assert said == "ERROR: manifests/ holds no manifest; expected at least one .yaml. The README shows one.\n"

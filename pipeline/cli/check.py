@@ -44,6 +44,8 @@ def _check(path: Path) -> tuple[tuple[Manifest, ...], list[str]]:
         if not good and not problems:
             problems = [f"{manifest.shown(path)}: holds no *.yaml; expected a directory of manifests."]
         return good, problems
+    if not path.exists() and not path.suffix:
+        return (), [f"{manifest.shown(path)}: there is no such directory; expected one that holds manifests."]
     try:
         return (manifest.load(path),), []
     except ManifestError as error:

@@ -7,11 +7,11 @@ Exit codes: 0 done, 1 what was asked about is wrong, 2 the command line is wrong
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from pipeline.cli.output import tolerant
 from pipeline.errors import PipelineError, PteError
 
 VERBS = {
@@ -23,20 +23,21 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; argparse's own exits pass through."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with tolerant() as output:
+        code = _run(arguments)
+    if output.failure is not None:
+        print(f"standard output: {output.failure.strerror}; the answer could not be written.", file=sys.stderr)
+        return code or 1
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    args = _parser(arguments).parse_args(arguments)
     try:
-        try:
-            args = _parser(arguments).parse_args(arguments)
-            code: int = args.run(args)
-        finally:
-            # Here and not at exit, where Python would report a closed pipe itself.
-            sys.stdout.flush()
+        code: int = args.run(args)
     except PipelineError as error:
         print(error, file=sys.stderr)
         return 3 if isinstance(error, PteError) else 1
-    except BrokenPipeError:
-        # The reader has gone (pte ... | head). What is still buffered goes nowhere, in silence.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         return 130
     return code
@@ -44,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser with only the module of the verb at hand imported; the others are names with a line of help."""
-    parser = argparse.ArgumentParser(prog="pte", description="Build, check and run ExecuTorch artifacts.")
+    parser = argparse.ArgumentParser(
+        prog="pte", description="Check manifests and ExecuTorch artifacts; doit builds them."
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     asked = next((word for word in arguments if not word.startswith("-")), None)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import PteError
+from pipeline.errors import ManifestError, PteError
 
 if TYPE_CHECKING:
     from pipeline.manifest import Manifest
@@ -22,8 +22,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """A line per file that holds, every finding to stderr; 0 all hold, 1 findings, 3 a file cannot be read."""
-    manifest = _manifest(args.manifest)
+    """A line per file that holds, every finding to stderr; 0 all hold, 1 findings, 2 no good manifest, 3 unreadable."""
+    try:
+        manifest = _manifest(args.manifest)
+    except ManifestError as error:
+        print(error, file=sys.stderr)
+        return 2
     return max(_verify(file, manifest) for file in args.files)
 
 

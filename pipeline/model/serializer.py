@@ -8,6 +8,7 @@ there. site-packages is never written to.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -71,19 +72,29 @@ def _generated_package(shipped: Path) -> Path:
         identity.update((shipped / source).read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     package = cache / "pte-pipeline" / "mlx-serialization" / f"{version}-{identity.hexdigest()[:12]}"
-    if package.exists():
+    if _is_whole(package):
         return package
-    package.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=package.parent, prefix=".partial-") as scratch:
-        draft = Path(scratch) / "serialization"
-        _generate(shipped, draft)
-        try:
-            draft.rename(package)
-        except OSError:
-            # Another process finished first: its directory was generated from the same bytes.
-            if not package.exists():
-                raise
+    try:
+        package.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=package.parent, prefix=".partial-") as scratch:
+            draft = Path(scratch) / "serialization"
+            _generate(shipped, draft)
+            # What stands in the way is damaged; or another process finished first, from the same bytes.
+            if package.exists() and not _is_whole(package):
+                package.rename(Path(scratch) / "damaged")
+            with contextlib.suppress(FileExistsError, NotADirectoryError):
+                draft.rename(package)
+    except OSError as error:
+        if not _is_whole(package):
+            raise LowerError(
+                f"{package.parent}: the MLX backend's serializer modules cannot be kept there ({error.strerror}); "
+                "expected a writable directory. Set XDG_CACHE_HOME to one."
+            ) from error
     return package
+
+
+def _is_whole(package: Path) -> bool:
+    return all((package / name).exists() for name in ("__init__.py", *GENERATED))
 
 
 def _generate(shipped: Path, draft: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -65,6 +66,10 @@ class PteFile:
         """Maps the file and reads its program. Raises ``PteError`` if it is not a ``.pte`` we can trust."""
         path = Path(path)
         try:
+            # A pipe would be waited for, and a device has no size.
+            mode = path.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise PteError(f"{path}: it is no regular file; expected a .pte. Check the path.")
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""

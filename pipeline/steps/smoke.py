@@ -101,9 +101,10 @@ def _decode(decoder: Any, tokenizer: Any, prompt: Any) -> Answer:
     ids = _prompt_ids(tokenizer, prompt.user)
     room = decoder.contract.max_context_len - len(ids)
     if room < prompt.max_new_tokens:
+        remedy = f"lower max_new_tokens to {room}" if room > 0 else "raise max_context_len"
         raise SmokeError(
             f"smoke '{prompt.name}': {len(ids)} prompt tokens and {prompt.max_new_tokens} new ones exceed the context "
-            f"of {decoder.contract.max_context_len}. Shorten the prompt, or lower max_new_tokens to {max(room, 0)}."
+            f"of {decoder.contract.max_context_len}. Shorten the prompt, or {remedy}."
         )
     decoder.clear()
     decoded = Feeding(ids=ids)
@@ -130,7 +131,15 @@ def _prompt_ids(tokenizer: Any, user: str) -> list[int]:
     if tokenizer.chat_template is None:
         return list(tokenizer(user)["input_ids"])
     messages = [{"role": "user", "content": user}]
-    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
+    try:
+        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    except Exception as error:
+        # A template is a program that comes with the model; it can fail in any way, or refuse by raising.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise SmokeError(
+            f"the tokenizer's chat template fails on a user's turn: {reason}. Correct the model's chat_template."
+        ) from error
+    return list(encoded["input_ids"])
 
 
 def _fed(decoder: Any, ids: list[int], chunk: int) -> Feeding:
@@ -172,6 +181,13 @@ def _float32(logits: Any) -> Any:
 
 
 def _judge(answers: Sequence[Answer], dtype: str, exact: Sequence[Any], rounded: Sequence[Any]) -> dict[str, Any]:
+    import numpy as np
+
+    if not all(np.isfinite(rows).all() for rows in exact):
+        raise SmokeError(
+            "the model's own float32 logits are not finite numbers; expected finite ones. Its weights are damaged, or "
+            "were when it was saved: check the checkpoint."
+        )
     rounding = max(float(distances(r, e).max()) for r, e in zip(rounded, exact, strict=True))
     if not rounding <= COARSE:
         raise SmokeError(

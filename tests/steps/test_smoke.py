@@ -237,6 +237,25 @@ def test_a_prompt_that_leaves_no_room_is_refused(artifact: Artifacts, tmp_path: 
     )
 
 
+def test_a_prompt_longer_than_the_context_asks_for_more_context(artifact: Artifacts, tmp_path: Path) -> None:
+    made = artifact("llama")
+    long = SmokeSpec(prompts=(replace(PROMPT, user="x" * 80, max_new_tokens=20),))
+    assert failure(made.pte, made.snapshot, tmp_path / "out", long).endswith(
+        "exceed the context of 64. Shorten the prompt, or raise max_context_len."
+    )
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no user here') }}", "{% for %}"])
+def test_a_chat_template_that_fails_is_named(template: str, artifact: Artifacts, tmp_path: Path) -> None:
+    made = artifact("llama")
+    snapshot = tmp_path / "snapshot"
+    shutil.copytree(made.snapshot, snapshot)
+    (snapshot / "chat_template.jinja").write_text(template)
+    found = failure(made.pte, snapshot, tmp_path / "out")
+    assert found.startswith("the tokenizer's chat template fails on a user's turn: ")
+    assert found.endswith(". Correct the model's chat_template.")
+
+
 def test_a_tokenizer_of_another_model_is_refused(artifact: Artifacts, tmp_path: Path) -> None:
     made = artifact("llama")
     snapshot = Path(shutil.copytree(made.snapshot, tmp_path / "snapshot"))
@@ -318,6 +337,12 @@ class TestJudgement:
         exact, rounded = [[0.0, 0.0, 10.0]], [[0.0, value, 10.0]]
         with pytest.raises(SmokeError, match=r"^the model's own fp16 logits are nan from its float32 logits"):
             self.judged("fp16", exact, exact, rounded)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_weights_that_give_no_number_are_called_damaged(self, value: float) -> None:
+        exact = [[0.0, value, 10.0]]
+        with pytest.raises(SmokeError, match=r"^the model's own float32 logits are not finite numbers; .* check the"):
+            self.judged("fp32", exact, exact, exact)
 
     def test_another_token_is_reported_where_the_reference_nearly_ties(self) -> None:
         exact, rounded = [[0.0, 10.0, 10.01]], [[0.0, 10.02, 10.0]]
