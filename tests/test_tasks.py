@@ -241,12 +241,6 @@ def test_looking_at_a_fresh_project_creates_nothing(tmp_path: Path) -> None:
     assert not fresh.artifacts.exists()
 
 
-def test_a_project_without_manifests_has_nothing_to_do(tmp_path: Path) -> None:
-    fresh = link_project(tmp_path / "fresh")
-    (fresh.directory / "manifests").mkdir()
-    assert fresh.doit() == ([], "")
-
-
 def test_broken_manifests_are_told_all_at_once(project: Project) -> None:
     project.write("version: 1\nname: one\ndtype: fp64\nmax_seq_len: 0\n", "one")
     project.write("version: [\n", "two")
