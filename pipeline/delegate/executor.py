@@ -12,7 +12,7 @@ from pipeline.delegate.ops import OPERATORS
 from pipeline.delegate.ops.attention import Cache, UpdateAndAttend
 from pipeline.delegate.plan import Operator, Slots, plan_chain
 from pipeline.errors import DelegateError
-from pipeline.pte import PteFile, Slot, TensorValue, parse_mlx_payload
+from pipeline.pte import Delegate, Method, PteFile, Slot, TensorValue, parse_mlx_payload
 
 BACKEND_ID = "MLXBackend"
 
@@ -30,34 +30,9 @@ class MlxMethod:
         method = pte.program.methods.get(name)
         if method is None:
             raise DelegateError(f"{pte.path.name} has no method '{name}'; it has {', '.join(pte.program.methods)}.")
-        calls = method.instructions
-        if len(calls) != 1 or calls[0].kind != "delegate_call" or len(method.delegates) != 1:
-            left_out = sorted({call.operator or call.kind for call in calls if call.kind != "delegate_call"})
-            raise DelegateError(
-                f"{self.where} has {len(method.delegates)} delegates and operators outside them "
-                f"({', '.join(left_out) or 'none'}); expected one MLX delegate and nothing else."
-            )
-        if method.delegates[0].id != BACKEND_ID:
-            raise DelegateError(f"{self.where} is delegated to {method.delegates[0].id}; expected {BACKEND_ID}.")
-        self._graph = graph = parse_mlx_payload(method.delegates[0].payload)
-        # The delegate is handed positions in the method's values: first its inputs, then its outputs. Their order is
-        # its own, not that of the method's signature.
-        arguments = calls[0].args
-        if len(arguments) != len(graph.input_map) + len(graph.output_map):
-            raise DelegateError(
-                f"{self.where} hands {len(arguments)} values to a delegate of {len(graph.input_map)} inputs and "
-                f"{len(graph.output_map)} outputs. The file is damaged."
-            )
-        given, made = arguments[: len(graph.input_map)], arguments[len(graph.input_map) :]
-        if sorted(given) != sorted(method.input_ids) or not set(method.output_ids) <= set(made):
-            raise DelegateError(f"{self.where} has inputs or outputs its delegate does not see. The file is damaged.")
-        self.inputs = tuple(self._tensor(value) for value in method.inputs)
-        self.outputs = tuple(self._tensor(value) for value in method.outputs)
-        self._input_slots = tuple(graph.input_map[given.index(value)] for value in method.input_ids)
-        self._output_slots = tuple(graph.output_map[made.index(value)] for value in method.output_ids)
-        for slot in (*self._input_slots, *self._output_slots):
-            if slot.kind != "tensor":
-                raise DelegateError(f"{self.where} takes or returns a plain {slot.kind}; this executor passes tensors.")
+        delegate, arguments = self._only_delegate(method)
+        self._graph = graph = parse_mlx_payload(delegate.payload)
+        self._bind_signature(method, arguments)
         if graph.num_mutable_buffer_tensors:
             raise DelegateError(
                 f"{self.where} keeps state in {graph.num_mutable_buffer_tensors} mutable buffers; this executor runs "
@@ -94,6 +69,42 @@ class MlxMethod:
         if self._cache is not None:
             self._cache.commit_step()
         return outputs
+
+    def _only_delegate(self, method: Method) -> tuple[Delegate, tuple[int, ...]]:
+        """The delegate that is the whole body of the method, and the values that it is handed."""
+        calls = method.instructions
+        if len(calls) != 1 or calls[0].kind != "delegate_call" or len(method.delegates) != 1:
+            left_out = sorted({call.operator or call.kind for call in calls if call.kind != "delegate_call"})
+            raise DelegateError(
+                f"{self.where} has {len(method.delegates)} delegates and operators outside them "
+                f"({', '.join(left_out) or 'none'}); expected one MLX delegate and nothing else."
+            )
+        if method.delegates[0].id != BACKEND_ID:
+            raise DelegateError(f"{self.where} is delegated to {method.delegates[0].id}; expected {BACKEND_ID}.")
+        return method.delegates[0], calls[0].args
+
+    def _bind_signature(self, method: Method, arguments: tuple[int, ...]) -> None:
+        """Which slot each of the method's inputs and outputs has.
+
+        The delegate is handed indices into the method's values, first its inputs, then its outputs, in an order of its
+        own and not that of the method's signature.
+        """
+        graph = self._graph
+        if len(arguments) != len(graph.input_map) + len(graph.output_map):
+            raise DelegateError(
+                f"{self.where} hands {len(arguments)} values to a delegate of {len(graph.input_map)} inputs and "
+                f"{len(graph.output_map)} outputs. The file is damaged."
+            )
+        given, made = arguments[: len(graph.input_map)], arguments[len(graph.input_map) :]
+        if sorted(given) != sorted(method.input_ids) or not set(method.output_ids) <= set(made):
+            raise DelegateError(f"{self.where} has inputs or outputs its delegate does not see. The file is damaged.")
+        self.inputs = tuple(self._tensor(value) for value in method.inputs)
+        self.outputs = tuple(self._tensor(value) for value in method.outputs)
+        self._input_slots = tuple(graph.input_map[given.index(value)] for value in method.input_ids)
+        self._output_slots = tuple(graph.output_map[made.index(value)] for value in method.output_ids)
+        for slot in (*self._input_slots, *self._output_slots):
+            if slot.kind != "tensor":
+                raise DelegateError(f"{self.where} takes or returns a plain {slot.kind}; this executor passes tensors.")
 
     def _load_constants(self, pte: PteFile) -> None:
         graph = self._graph
