@@ -415,6 +415,10 @@ def test_shapes_that_do_not_follow_are_no_finding_and_are_admitted() -> None:
     assert unknown.summary().endswith("K/V shapes of 1 caches do not follow from the graph")
 
 
+def test_layers_that_share_a_cache_are_no_finding() -> None:
+    assert not found(with_graph(attends=(*ATTENDS, ATTENDS[0], ATTENDS[2])))
+
+
 def test_a_nonsense_number_of_caches_costs_nothing() -> None:
     texts = [message for _, message in found(with_constants(get_n_caches=2**31 - 1))]
     assert any("cache 3 and 2147483643 more" in text for text in texts)

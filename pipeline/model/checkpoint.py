@@ -48,6 +48,12 @@ def load_model(snapshot: Path, dtype: str, attention: str = EAGER) -> Any:
             ignore_mismatched_sizes=True,
         )
     except Exception as error:
+        if isinstance(error, KeyError) and error.args == (attention,):
+            raise ExportError(
+                f"model type '{load_config(snapshot).model_type}': its attention is not pluggable: Transformers "
+                "chooses among attention classes of the model's own, and the off-graph cache cannot take their place. "
+                "It cannot be exported with the off-graph cache."
+            ) from error
         raise ExportError(
             f"{snapshot}: Transformers cannot load it as a causal LM: {_first_line(error)} "
             "Check that its files are whole, and that the installed Transformers knows its architecture."
@@ -63,14 +69,25 @@ def load_model(snapshot: Path, dtype: str, attention: str = EAGER) -> Any:
 
 
 def load_config(snapshot: Path) -> Any:
-    """The language model's configuration alone, out of a composite one where need be: no weights are read."""
+    """The language model's configuration alone, out of a composite one where need be: no weights are read.
+
+    Raises ExportError when it cannot be read, or belongs to a model type that has no causal LM.
+    """
     from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
         config = AutoConfig.from_pretrained(snapshot, local_files_only=True, trust_remote_code=False)
-        return config.get_text_config()
+        text_config = config.get_text_config()
     except Exception as error:
         raise ExportError(f"{snapshot}: its config.json cannot be used: {_first_line(error)}") from error
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        kind = "an encoder-decoder" if getattr(config, "is_encoder_decoder", False) else "no causal LM"
+        raise ExportError(
+            f"model type '{config.model_type}': it is {kind}; expected a model type that Transformers has a causal LM "
+            "for. It cannot be exported."
+        )
+    return text_config
 
 
 def load_tokenizer(snapshot: Path) -> Any:

@@ -7,31 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.errors import ExportError
+from pipeline.model.forward import OffGraphForward
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-
-
-class OffGraphForward(torch.nn.Module):
-    """The signature a runner drives: one step of a single sequence whose history lives outside the graph.
-
-    ``input_ids`` is int64 [1, T] and ``cache_position`` int64 [T], the tokens' absolute positions. Returns logits
-    [1, 1, vocab] of the last token (logits mode ``last``).
-    """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, cache_position: torch.Tensor) -> torch.Tensor:
-        # Positions are passed explicitly: without a cache the model would count from 0 at every step.
-        logits: torch.Tensor = self.model(
-            input_ids=input_ids,
-            position_ids=cache_position.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=1,
-        ).logits
-        return logits
 
 
 def export_forward(model: Any, max_seq_len: int) -> ExportedProgram:

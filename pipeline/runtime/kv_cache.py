@@ -3,6 +3,9 @@
 Holds what ``kvcache::update_and_attend`` appends and hands back the history with the mask to attend it. Layout is
 planned in ``layout``; here are the pools. A step counts only once it is committed: a step that fails half-way leaves
 the sequence as it was, since a ring's write never touches a cell that the next query still needs.
+
+Layers that share K/V share a cache: the first one writes, the others repeat its write with queries of their own. A
+repeat is told by its arrays, which are the very same; nothing is written then.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class KVCache:
         self._step: tuple[int, int] | None = None
         self._plans: dict[LayerLayout, StepPlan] = {}
         self._masks: dict[tuple[int, int, int], mx.array] = {}
+        self._written_by: dict[int, tuple[mx.array, mx.array]] = {}
         self._layouts = [LayerLayout(window=c.window, capacity=capacity, max_write=max_write) for c in caches]
         self._geometry = tuple(caches)
         self._keys: list[mx.array] = []
@@ -76,6 +80,7 @@ class KVCache:
         self._step = None
         self._plans.clear()
         self._masks.clear()
+        self._written_by.clear()
 
     def update_and_fetch(
         self, layer_id: int, keys: mx.array, values: mx.array, positions: Sequence[int]
@@ -85,8 +90,10 @@ class KVCache:
         Returns K and V [1, KV heads, S, head_dim] in the storage dtype, oldest position first, and the mask that
         ``mx.fast.scaled_dot_product_attention`` takes: None, "causal" or bool [1, 1, T, S].
 
-        Raises CacheError when the step does not continue the sequence, does not fit, or has another shape than the
-        cache; nothing of this layer has been written then.
+        A second write to one cache in one step must repeat the first.
+
+        Raises CacheError when the step does not continue the sequence, does not fit, has another shape than the cache,
+        or writes other K/V than it has; nothing of this layer has been written then.
         """
         if not 0 <= layer_id < len(self._layouts):
             raise CacheError(f"layer_id {layer_id} has no cache; expected 0 to {len(self._layouts) - 1}.")
@@ -99,8 +106,12 @@ class KVCache:
         plan = self._plans.get(layout)
         if plan is None:
             plan = self._plans[layout] = layout.plan(positions[0], len(positions))
-        self._keys[layer_id] = self._written(self._keys[layer_id], keys, plan, layout)
-        self._values[layer_id] = self._written(self._values[layer_id], values, plan, layout)
+        if layer_id in self._written_by:
+            self._check_repeat(layer_id, keys, values)
+        else:
+            self._keys[layer_id] = self._written(self._keys[layer_id], keys, plan, layout)
+            self._values[layer_id] = self._written(self._values[layer_id], values, plan, layout)
+            self._written_by[layer_id] = keys, values
         return (
             _gathered(self._keys[layer_id], plan.reads),
             _gathered(self._values[layer_id], plan.reads),
@@ -124,6 +135,15 @@ class KVCache:
             self._step = step
         elif step != self._step:
             raise CacheError(f"layers of one step disagree about it: {step} after {self._step} (start, tokens).")
+
+    def _check_repeat(self, layer_id: int, keys: mx.array, values: mx.array) -> None:
+        for first, second in zip(self._written_by[layer_id], (keys, values), strict=True):
+            # Looking at numbers would wait for them; a reader of its donor's arrays never makes us look.
+            if second is not first and not mx.array_equal(second, first):
+                raise CacheError(
+                    f"cache {layer_id} is written twice in one step, with different K/V; expected one writer, or "
+                    "readers that repeat its K/V."
+                )
 
     def _written(self, pool: mx.array, update: mx.array, plan: StepPlan, layout: LayerLayout) -> mx.array:
         last_slot = max(slot + count for slot, count in plan.writes)

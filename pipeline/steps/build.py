@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ExportError
-from pipeline.model import attention, checkpoint, metadata
+from pipeline.model import attention, checkpoint, metadata, suitability
 from pipeline.spec import BuildSpec
 
 ARTIFACT = "model.pte"
@@ -23,18 +23,23 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
     stage("importing")
     _calm_garbage_collector()
     # What the configuration alone can tell is told before executorch's imports, which take longest.
-    _check_context(checkpoint.load_config(snapshot), spec)
+    config = checkpoint.load_config(snapshot)
+    suitability.refuse_unsuitable(config)
+    _check_context(config, spec)
     from pipeline.model.export import export_forward
     from pipeline.model.geometry import geometry_of
     from pipeline.model.lower import lower_to_mlx, write
+    from pipeline.model.rehearsal import rehearse
 
     attention.register()
     stage("loading")
     tokenizer = checkpoint.load_tokenizer(snapshot)
     model = checkpoint.load_model(snapshot, spec.dtype, attention.IMPLEMENTATION)
-    stage("exporting")
+    stage("rehearsing")
     caches = geometry_of(model)
     _check_windows([cache.window for cache in caches], spec)
+    rehearse(model, caches, max_context_len=spec.max_context_len)
+    stage("exporting")
     program = export_forward(model, spec.max_seq_len)
     eos_ids = metadata.end_of_text_ids(model, tokenizer)
     if not eos_ids:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.errors import ExportError
+from pipeline.model.attention import IMPLEMENTATION
 from pipeline.model.checkpoint import load_config, load_model, load_tokenizer
 from tests.tiny_models import edit_json, save_snapshot
 
@@ -162,3 +163,21 @@ def test_a_chat_template_comes_with_the_tokenizer(snapshot: Path) -> None:
     )
     ids = tokenizer("hi there é")["input_ids"]
     assert tokenizer.decode(ids) == "hi there é"
+
+
+def test_a_model_type_without_a_causal_lm_is_refused_by_its_configuration(snapshot: Path) -> None:
+    edit_json(snapshot / "config.json", model_type="t5")
+    assert refusal(lambda: load_config(snapshot), snapshot) == (
+        "model type 't5': it is an encoder-decoder; expected a model type that Transformers has a causal LM for. It "
+        "cannot be exported."
+    )
+    edit_json(snapshot / "config.json", model_type="vit", is_encoder_decoder=False)
+    assert refusal(lambda: load_config(snapshot), snapshot).startswith("model type 'vit': it is no causal LM; expected")
+
+
+def test_attention_that_is_not_pluggable_is_refused(tmp_path: Path) -> None:
+    snapshot = save_snapshot(tmp_path, "gpt_neo", num_layers=2, attention_types=[[["global"], 2]], num_heads=4)
+    assert refusal(lambda: load_model(snapshot, "fp32", IMPLEMENTATION), snapshot) == (
+        "model type 'gpt_neo': its attention is not pluggable: Transformers chooses among attention classes of the "
+        "model's own, and the off-graph cache cannot take their place. It cannot be exported with the off-graph cache."
+    )

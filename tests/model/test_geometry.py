@@ -10,12 +10,12 @@ import torch
 
 from pipeline.errors import ExportError
 from pipeline.model.attention import IMPLEMENTATION
+from pipeline.model.forward import OffGraphForward
 from pipeline.model.geometry import geometry_of
-from tests.model.conftest import history
+from pipeline.model.oracle import OracleCache, active
 from tests.tiny_models import MIXED, SLIDING, VOCAB_SIZE, model
 
 ROPE = {"rope_theta": 10000.0}
-FACTORS = {"long_factor": [1.0] * 8, "short_factor": [2.0] * 8, "original_max_position_embeddings": 64}
 GEMMA3 = {"layer_types": ["sliding_attention", "full_attention"], "pad_token_id": 0, **SLIDING}
 LATENT = {
     "q_lora_rank": 16,
@@ -33,24 +33,25 @@ SHARED_KV = {
     "num_kv_shared_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": 128,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
     "intermediate_size": 64,
     "activation_sparsity_pattern": [0.0] * 4,
     **SLIDING,
 }
-LINEAR = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+GEMMA4 = {
+    "num_hidden_layers": 35,
+    "num_kv_shared_layers": 20,
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "global_head_dim": 32,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    **SLIDING,
 }
-
-# (KV heads, head_dim, window) of each layer.
+# (KV heads, head_dim, window) of each cache.
 RIGHT: dict[str, tuple[str, dict[str, Any], list[tuple[int, int, int]]]] = {
     "grouped queries": ("llama", {}, [(2, 16, 0)] * 2),
     "one KV head": ("llama", {"num_key_value_heads": 1}, [(1, 16, 0)] * 2),
@@ -66,6 +67,23 @@ RIGHT: dict[str, tuple[str, dict[str, Any], list[tuple[int, int, int]]]] = {
     "one projection for all three": ("phi3", {"pad_token_id": 0, **SLIDING}, [(2, 16, 8)] * 2),
     "experts": ("mixtral", {"num_local_experts": 4, **SLIDING}, [(2, 16, 8)] * 2),
     "learned positions": ("gpt2", {"n_embd": 64, "n_head": 4, "n_layer": 2, "head_dim": None}, [(4, 16, 0)] * 2),
+    "learned positions after those of padding": ("roberta", {"pad_token_id": 3, "is_decoder": True}, [(4, 16, 0)] * 2),
+    "positions that the model counts": (
+        "bart",
+        {"pad_token_id": 1, "decoder_layers": 2, "decoder_attention_heads": 4, "d_model": 64, "decoder_ffn_dim": 64},
+        [(4, 16, 0)] * 2,
+    ),
+    "attention that is told no positions": ("persimmon", {}, [(4, 16, 0)] * 2),
+    "windows in masks alone": (
+        "qwen2_moe",
+        {"use_sliding_window": True, "num_experts": 4, "max_window_layers": 1, **SLIDING},
+        [(2, 16, 8), (2, 16, 0)],
+    ),
+    "two calls in a layer": ("diffllama", {}, [(2, 16, 0)] * 4),
+    "latent attention, values narrower than keys": ("deepseek_v3", LATENT, [(4, 16, 0)] * 2),
+    "latent attention, values wider than keys": ("deepseek_v3", LATENT | {"v_head_dim": 24}, [(4, 24, 0)] * 2),
+    "readers of other layers' K/V": ("gemma3n_text", SHARED_KV, [(2, 16, 8), (2, 16, 0)]),
+    "35 layers over 15 caches": ("gemma4_text", GEMMA4, [*[(1, 16, 8)] * 4, (1, 32, 0)] * 3),
 }
 
 
@@ -78,40 +96,37 @@ def test_geometry_is_what_the_layers_pass_to_attention(case: str) -> None:
 
 @pytest.mark.parametrize("case", RIGHT)
 def test_a_cache_of_that_geometry_and_nothing_else_continues_the_text(case: str) -> None:
-    """Any split, by a plain cache in torch, against the eager model's one forward pass; float32 over two layers."""
+    """The last token of each step, by a plain cache in torch, against the eager model's one forward pass; float32."""
     model_type, changes, _ = RIGHT[case]
     ours, eager = (model(model_type, implementation, **changes) for implementation in (IMPLEMENTATION, "eager"))
     tokens = torch.randint(4, VOCAB_SIZE, (1, 25), generator=torch.Generator().manual_seed(1))
-    rows, start = [], 0
-    with torch.no_grad(), history(geometry_of(ours)):
+    rows, ends, start = [], [], 0
+    forward = OffGraphForward(ours)
+    with torch.no_grad(), active(OracleCache(geometry_of(ours), capacity=len(tokens[0]))):
         for length in (5, 3, 1, 1, 7, 1, 4, 3):
-            positions = torch.arange(start, start + length)[None]
-            step = tokens[:, start : start + length]
-            rows.append(ours(input_ids=step, position_ids=positions, use_cache=False).logits[0])
+            positions = torch.arange(start, start + length)
+            rows.append(forward(tokens[:, positions], positions)[0, 0])
             start += length
-        expected = eager(input_ids=tokens, use_cache=False).logits[0]
-    torch.testing.assert_close(torch.cat(rows), expected, rtol=0, atol=1e-4 * float(expected.std()))
-
-
-def calls(number: int, ids: str, model_type: str) -> str:
-    return (
-        f"model type '{model_type}': {number} attention calls with layer indices {ids} reach the off-graph cache; "
-        "expected one for each of the 2 layers. Layers of another kind keep state that would not survive a step."
-    )
+            ends.append(start - 1)
+        expected = eager(input_ids=tokens, use_cache=False).logits[0, ends]
+    torch.testing.assert_close(torch.stack(rows), expected, rtol=0, atol=1e-4 * float(expected.std()))
 
 
 def refused(model_type: str, what: str) -> str:
     return f"model type '{model_type}': {what}. It cannot be exported with the off-graph cache."
 
 
-def changing_rope(model_type: str, rope_type: str) -> str:
-    return (
-        f"model type '{model_type}': rope_type '{rope_type}' changes the rotary frequencies with the length of the "
-        "sequence; a graph traced once would be wrong beyond the first regime. It is refused."
+def unreached(model_type: str) -> str:
+    return refused(
+        model_type,
+        "none of its attention goes through Transformers' attention interface, where the off-graph cache takes its "
+        "place",
     )
 
 
-NOT_CAUSAL = "the model's attention mask is not causal; the off-graph cache op always masks causally."
+def not_causal(model_type: str) -> str:
+    return refused(model_type, "an attention module is not causal, and the off-graph cache op always masks causally")
+
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "softcap": (
@@ -135,62 +150,19 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         "the model's attention mask reaches back by different lengths from different positions, or with gaps (chunked "
         "attention, attention sinks); the off-graph cache op knows full and sliding-window attention.",
     ),
-    "attention of its own": ("bloom", {"n_head": 4, "n_layer": 2}, calls(0, "[]", "bloom")),
-    "attention of its own, with positions": ("xglm", {}, calls(0, "[]", "xglm")),
-    "no attention": ("mamba", {}, calls(0, "[]", "mamba")),
-    "convolutions": ("lfm2", {"layer_types": ["conv", "full_attention"]}, calls(1, "[1]", "lfm2")),
-    "linear attention": ("qwen3_next", LINEAR, calls(1, "[1]", "qwen3_next")),
-    "two calls in a layer": ("diffllama", {}, calls(4, "[0, 0, 1, 1]", "diffllama")),
+    "attention of its own": ("bloom", {"n_head": 4, "n_layer": 2}, unreached("bloom")),
+    "attention of its own, with positions": ("xglm", {}, unreached("xglm")),
+    "no attention": ("mamba", {}, unreached("mamba")),
     "a mask from content": (
         "doge",
         {},
         refused("doge", "attention passes a mask of its own, which the off-graph cache op cannot apply"),
     ),
-    "an encoder's": ("bert", {"is_decoder": False}, NOT_CAUSAL),
-    "bidirectional": ("gemma3_text", {"use_bidirectional_attention": True, "pad_token_id": 0}, NOT_CAUSAL),
-    "an encoder-decoder's decoder": (
-        "bart",
-        {"pad_token_id": 1},
-        "the model builds a padding mask for itself; the off-graph cache op cannot apply it.",
-    ),
-    "no positions": (
-        "persimmon",
-        {},
-        refused("persimmon", "attention is not given position_ids, without which tokens cannot be placed in the cache"),
-    ),
-    "latent attention": (
-        "deepseek_v3",
-        LATENT,
-        refused(
-            "deepseek_v3",
-            "layer 0 has head_dim 16 for keys and 12 for values, and a cache holds both with one head_dim",
-        ),
-    ),
-    "shared K/V": (
-        "gemma3n_text",
-        SHARED_KV,
-        refused("gemma3n_text", "layer 2 shares another layer's K/V, which this version does not address yet"),
-    ),
-    "windows in masks alone": (
-        "qwen2_moe",
-        {"use_sliding_window": True, "num_experts": 4, **SLIDING},
-        "model type 'qwen2_moe': its masks have windows [8], its attention layers declare []; expected the same. A "
-        "window that a layer does not declare cannot be published for its cache.",
-    ),
-    "code that needs a mask": (
-        "mpt",
-        {"n_heads": 4, "n_layers": 2, "d_model": 64},
-        refused("mpt", "its forward fails, given positions and no mask: 'NoneType' object has no attribute 'to'"),
-    ),
-    "dynamic rope": (
-        "llama",
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, **ROPE}},
-        changing_rope("llama", "dynamic"),
-    ),
-    "longrope": (
-        "phi3",
-        {"pad_token_id": 0, "rope_parameters": {"rope_type": "longrope", **FACTORS, **ROPE}},
-        changing_rope("phi3", "longrope"),
+    "an encoder's": ("bert", {"is_decoder": False}, not_causal("bert")),
+    "bidirectional": (
+        "gemma3_text",
+        {"use_bidirectional_attention": True, "pad_token_id": 0},
+        not_causal("gemma3_text"),
     ),
 }
 
@@ -202,37 +174,28 @@ def test_a_model_that_needs_more_than_the_cache_gives_is_refused_with_the_cause(
         geometry_of(model(model_type, IMPLEMENTATION, **changes))
 
 
-def test_a_regime_of_one_layer_type_is_found_too() -> None:
-    gemma3 = model("gemma3_text", IMPLEMENTATION, **GEMMA3)
-    gemma3.config.rope_parameters["full_attention"] = {"rope_type": "dynamic", "factor": 2.0, **ROPE}
-    with pytest.raises(ExportError, match=f"^{re.escape(changing_rope('gemma3_text', 'dynamic'))}$"):
-        geometry_of(gemma3)
-
-
-def test_a_layer_that_contradicts_the_configuration_is_refused() -> None:
+@pytest.mark.parametrize(("layer", "declared", "masked"), [(0, 8, "none"), (1, 6, "8")])
+def test_a_layer_that_declares_another_window_than_its_mask_has_is_refused(
+    layer: int, declared: int, masked: str
+) -> None:
     qwen2 = model("qwen2", IMPLEMENTATION, **MIXED)
-    qwen2.model.layers[0].self_attn.sliding_window = 8
-    expected = (
-        "model type 'qwen2': layer 0 is 'full_attention' in the configuration and attends with window 8; expected both "
-        "to say the same."
+    qwen2.model.layers[layer].self_attn.sliding_window = declared
+    expected = refused(
+        "qwen2",
+        f"an attention layer declares a window of {declared} and is masked with {masked}, and only one of them can be "
+        "published for its cache",
     )
     with pytest.raises(ExportError, match=f"^{re.escape(expected)}$"):
         geometry_of(qwen2)
 
 
-def test_a_window_that_no_mask_has_is_refused() -> None:
-    qwen2 = model("qwen2", IMPLEMENTATION, **MIXED)
-    qwen2.model.layers[1].self_attn.sliding_window = 6
-    with pytest.raises(ExportError, match=re.escape("its masks have windows [8], its attention layers declare [6]")):
-        geometry_of(qwen2)
-
-
-def test_many_layer_indices_are_shortened() -> None:
-    diffllama = model("diffllama", IMPLEMENTATION, num_hidden_layers=7)
-    with pytest.raises(
-        ExportError, match=re.escape("14 attention calls with layer indices [0, 0, 1, 1, 2, 2, 3, 3, 4,")
-    ):
-        geometry_of(diffllama)
+def test_readers_with_another_window_than_their_donor_are_refused() -> None:
+    gemma = model("gemma3n_text", IMPLEMENTATION, **SHARED_KV)
+    text = gemma.model.language_model if hasattr(gemma.model, "language_model") else gemma.model
+    text.layers[2].self_attn.layer_type = "full_attention"
+    expected = "layers that share the K/V of cache 1 attend with windows 0 and 8; expected the same"
+    with pytest.raises(ExportError, match=f"^{re.escape(refused('gemma3n_text', expected))}$"):
+        geometry_of(gemma)
 
 
 def test_observing_leaves_no_trace_in_the_model() -> None:

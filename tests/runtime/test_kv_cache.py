@@ -194,11 +194,43 @@ def test_clear_forgets_the_text_and_a_new_one_is_right() -> None:
         np.testing.assert_allclose(output, dense(text, geometry.window, torch.float32), atol=TOLERANCE, rtol=0)
 
 
-def test_a_layer_may_be_asked_twice_in_one_step() -> None:
-    cache, text = cache_of([RING]), Text.random(RING, 12, 2)
+@pytest.mark.parametrize("geometry", [FLAT, RING], ids=["flat", "ring"])
+@pytest.mark.parametrize("copied", [False, True], ids=["the very arrays", "equal arrays"])
+def test_readers_of_a_step_attend_what_its_writer_wrote_and_nothing_twice(
+    geometry: CacheGeometry, copied: bool
+) -> None:
+    """Two layers over one cache, the second with queries of its own; the ring wraps while they read."""
+    donor, queries = Text.random(geometry, 38, 2), Text.random(geometry, 38, 3)
+    cache = cache_of([geometry], initial_capacity=2)
+    outputs: list[np.ndarray] = []
+    for length in SPLITS[2]:
+        start = cache.length
+        part = slice(start, start + length)
+        k, v = mx.array(donor.k[:, :, part]), mx.array(donor.v[:, :, part])
+        cache.update_and_fetch(0, k, v, range(start, start + length))
+        if copied:
+            k, v = k + 0, v + 0
+        keys, values, mask = cache.update_and_fetch(0, k, v, range(start, start + length))
+        q = mx.array(queries.q[:, :, part])
+        outputs.append(np.array(mx.fast.scaled_dot_product_attention(q, keys, values, scale=SCALE, mask=mask)))
+        cache.commit_step()
+        assert cache.length == start + length
+    expected = dense(Text(q=queries.q, k=donor.k, v=donor.v), geometry.window, torch.float32)
+    np.testing.assert_allclose(np.concatenate(outputs, axis=2), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("geometry", [FLAT, RING], ids=["flat", "ring"])
+def test_a_second_write_of_other_numbers_in_one_step_is_refused_and_leaves_the_first(geometry: CacheGeometry) -> None:
+    text, other = Text.random(geometry, 12, 2), Text.random(geometry, 12, 3)
+    cache = cache_of([geometry])
     fed(cache, [text], [4, 4])
-    first, second = (step(cache, 0, text, 8, 4) for _ in range(2))
-    assert np.array_equal(first, second)
+    first = step(cache, 0, text, 8, 4)
+    expected = (
+        "cache 0 is written twice in one step, with different K/V; expected one writer, or readers that repeat its K/V."
+    )
+    with pytest.raises(CacheError, match=f"^{re.escape(expected)}$"):
+        step(cache, 0, other, 8, 4)
+    assert np.array_equal(first, step(cache, 0, text, 8, 4))
 
 
 @pytest.mark.parametrize(("start", "length"), [(3, 1), (5, 2), (17, 4), (34, 4)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,14 @@ import torch
 
 from pipeline.contract import CacheGeometry, Contract
 from pipeline.errors import ExportError
+from pipeline.model import attention
 from pipeline.model.checkpoint import load_model
 from pipeline.pte import PteFile
 from pipeline.runtime.decoder import Decoder
 from pipeline.spec import BuildSpec
 from pipeline.steps import build
 from pipeline.steps.smoke import distances
+from pipeline.verify import verify
 from tests.tiny_models import (
     ARTIFACTS,
     EOS,
@@ -175,6 +178,49 @@ def test_a_context_beyond_the_model_is_refused_before_anything_is_loaded(tmp_pat
     assert stages == ["importing"]
 
 
+def test_what_the_configuration_rules_out_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    stages: list[str] = []
+    snapshot = save_snapshot(tmp_path, "lfm2", layer_types=["conv", "full_attention"])
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(ExportError, match=r"^model type 'lfm2': layer 0 is 'conv', which keeps state besides K and V"):
+        build.run(SPEC, snapshot, tmp_path, stages.append)
+    assert stages == ["importing"]
+
+
+def sharing(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention in which the second layer attends the K/V of the first, with queries of its own."""
+    written: list[Any] = []
+
+    def attend_shared(module: Any, query: Any, key: Any, value: Any, *others: Any, **named: Any) -> Any:
+        if module.layer_idx == 0:
+            written[:] = key, value
+        return attend(module, query, *written, *others, **named)
+
+    return attend_shared
+
+
+@pytest.mark.parametrize(("model_type", "changes"), [("llama", {}), ("mistral", SLIDING)])
+def test_layers_that_share_kv_share_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, changes: dict[str, Any]
+) -> None:
+    """Flat and ring: one cache for two layers, through the graph and the runtime, against eager attention."""
+    modeling = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    monkeypatch.setattr(modeling, "eager_attention_forward", sharing(modeling.eager_attention_forward))
+    snapshot = save_snapshot(tmp_path / "snapshot", model_type, **changes)
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "off_graph_attention", sharing(attention.off_graph_attention))
+        pte = built(snapshot, tmp_path / "out")
+    attention.register()
+    expected = eager_logits(snapshot, "fp32")
+    with PteFile.open(pte) as opened:
+        assert verify(opened, SPEC) == []
+        decoder = Decoder(opened)
+    assert decoder.contract.caches == (flat(changes.get("sliding_window", 0)),)
+    for chunks in splits(SPEC.max_seq_len):
+        rows, ends = rows_of(decoder, chunks)
+        assert distances(rows, expected[ends]).max() < CLOSE, chunks
+
+
 def without_stop_tokens(snapshot: Path) -> None:
     edit_json(snapshot / "config.json", eos_token_id=None)
     edit_json(snapshot / "generation_config.json", eos_token_id=None)
@@ -244,7 +290,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Callable[[Path], object], BuildSpe
         {"pad_token_id": 0},
         nothing,
         SPEC,
-        "model type 'gemma2': attention passes softcap=50.0, which the off-graph cache op cannot apply.",
+        "model type 'gemma2': attn_logit_softcapping is 50.0, and the off-graph cache op does not cap scores.",
+    ),
+    "attention has sinks": (
+        "gpt_oss",
+        {"num_local_experts": 4},
+        nothing,
+        SPEC,
+        "model type 'gpt_oss': attention passes s_aux=a tensor of shape (4,), which the off-graph cache op cannot ",
+    ),
+    "a table of positions is shorter than the context": (
+        "roberta",
+        {"is_decoder": True, "pad_token_id": 3},
+        nothing,
+        replace(SPEC, max_context_len=125),
+        "max_context_len is 125; the model does not reach position 124. Lower max_context_len.",
     ),
 }
 

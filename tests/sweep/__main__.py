@@ -1,4 +1,4 @@
-"""``python -m tests.sweep [name ...] [--json FILE]``: tries model types, all of them by default, and prints a table."""
+"""``python -m tests.sweep [name ...] [--json FILE] [--record]``: tries model types, and prints a table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
     parser.add_argument("names", nargs="*", help="model types or variants; all by default")
     parser.add_argument("--json", type=Path, help="writes every result there")
+    parser.add_argument("--record", action="store_true", help="writes known.json and docs/architectures.md")
     arguments = parser.parse_args()
+    if arguments.record and arguments.names:
+        parser.error("--record is of all model types; leave out the names")
 
-    from tests.sweep import sweep
+    import transformers
+
+    from tests.sweep import page, sweep
 
     chosen = sweep.cases(arguments.names)
     unknown = set(arguments.names) - {case.name for case in chosen}
@@ -30,6 +35,8 @@ def main() -> None:
     sys.stdout.write(sweep.table(results) + "\n")
     if arguments.json:
         sweep.write(results, arguments.json)
+    if arguments.record:
+        page.record(results, transformers.__version__)
 
 
 main()

@@ -1,9 +1,9 @@
 """Every model type, tiny and random, through the off-graph path in eager mode, against its own eager attention.
 
 The reference is the model itself: one full forward pass of a whole text, float32, no cache. The same weights are then
-saved as a snapshot and go the way of a build: loaded by ``checkpoint``, observed by ``geometry``, stepped through
-``OffGraphForward`` over an oracle cache that knows nothing but the published geometry, first in chunks, then token by
-token. What comes out is one of VERDICTS.
+saved as a snapshot and go the way of a build: loaded by ``checkpoint``, observed by ``geometry``, rehearsed, and
+stepped through ``OffGraphForward`` over an oracle cache that knows nothing but the published geometry, first in
+chunks, then token by token. What comes out is one of VERDICTS.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import torch
 
 from pipeline.contract import CacheGeometry
 from pipeline.errors import ExportError
-from pipeline.model import attention, checkpoint
-from pipeline.model.export import OffGraphForward
+from pipeline.model import attention, checkpoint, suitability
+from pipeline.model.forward import OffGraphForward
 from pipeline.model.geometry import geometry_of
 from pipeline.model.oracle import OracleCache, active
+from pipeline.model.rehearsal import rehearse
 from tests.sweep import configs
 
 VERDICTS = {
@@ -152,8 +153,10 @@ def judge(case: Case, directory: Path) -> Result:
     try:
         num_parameters, expected = _reference(case, text, seed, directory)
         result = replace(result, num_parameters=num_parameters)
+        suitability.refuse_unsuitable(checkpoint.load_config(directory))
         ours = checkpoint.load_model(directory, "fp32", attention.IMPLEMENTATION)
         caches = geometry_of(ours)
+        rehearse(ours, caches, max_context_len=CAPACITY)
         result = replace(result, caches=tuple((c.num_kv_heads, c.head_dim, c.window) for c in caches))
         distance = _distance(_stepped(ours, caches, text), expected)
     except _UnbuildableError as error:

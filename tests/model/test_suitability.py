@@ -1,0 +1,107 @@
+"""What the configuration alone rules out is refused by name, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ExportError
+from pipeline.model.suitability import UNSUITABLE_LAYERS, refuse_unsuitable
+from tests.tiny_models import MIXED, config
+
+ROPE = {"rope_theta": 10000.0}
+FACTORS = {"long_factor": [1.0] * 8, "short_factor": [2.0] * 8, "original_max_position_embeddings": 64}
+STATE = "keeps state besides K and V from one step to the next"
+
+ALIBI = "alibi is true, and the off-graph cache op adds no bias to scores"
+
+
+def changing_rope(rope_type: str) -> str:
+    return (
+        f"rope_type '{rope_type}' changes the rotary frequencies with the length of the sequence, and a graph traced "
+        "once would be wrong beyond the first regime"
+    )
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "softcap": (
+        "gemma2",
+        {},
+        "attn_logit_softcapping is 50.0, and the off-graph cache op does not cap scores",
+    ),
+    "chunked attention": (
+        "llama4_text",
+        {"layer_types": ["full_attention", "chunked_attention"]},
+        "layer 1 is 'chunked_attention', which attends from the start of a chunk on, which is neither full nor "
+        "sliding-window attention",
+    ),
+    "queries scaled by counted positions": (
+        "llama4_text",
+        {"layer_types": ["full_attention"] * 2},
+        "attn_temperature_tuning is true: it scales queries by positions that it counts from 0 in every step",
+    ),
+    "convolutions": ("lfm2", {"layer_types": ["conv", "full_attention"]}, f"layer 0 is 'conv', which {STATE}"),
+    "linear attention": (
+        "qwen3_next",
+        {"layer_types": ["full_attention", "linear_attention"]},
+        f"layer 1 is 'linear_attention', which {STATE}",
+    ),
+    "state spaces": ("mamba", {}, f"layer 0 is 'linear_attention', which {STATE}"),
+    "ALiBi": ("mpt", {}, ALIBI),
+    "dynamic rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, **ROPE}},
+        changing_rope("dynamic"),
+    ),
+    "longrope": (
+        "phi3",
+        {"pad_token_id": 0, "rope_parameters": {"rope_type": "longrope", **FACTORS, **ROPE}},
+        changing_rope("longrope"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_configuration_rules_out_is_refused_with_the_cause(case: str) -> None:
+    model_type, changes, expected = REFUSED[case]
+    message = f"model type '{model_type}': {expected}. It cannot be exported with the off-graph cache."
+    with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
+        refuse_unsuitable(config(model_type, **changes))
+
+
+def test_alibi_is_refused_wherever_the_configuration_says_so() -> None:
+    from transformers import FalconConfig
+
+    with pytest.raises(ExportError, match=f"^model type 'falcon': {re.escape(ALIBI)}"):
+        refuse_unsuitable(FalconConfig(alibi=True))
+    refuse_unsuitable(FalconConfig(alibi=False))
+
+
+def test_a_regime_of_one_layer_type_is_found_too() -> None:
+    gemma3 = config("gemma3_text")
+    gemma3.rope_parameters["full_attention"] = {"rope_type": "dynamic", "factor": 2.0, **ROPE}
+    with pytest.raises(ExportError, match=re.escape(changing_rope("dynamic"))):
+        refuse_unsuitable(gemma3)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, **ROPE}}),
+        ("qwen2", MIXED),
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("gpt2", {}),
+        ("bart", {}),
+    ],
+)
+def test_a_configuration_that_rules_nothing_out_passes(model_type: str, changes: dict[str, Any]) -> None:
+    refuse_unsuitable(config(model_type, **changes))
+
+
+def test_kinds_of_layers_are_named_as_the_library_names_them() -> None:
+    from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
+
+    assert set(UNSUITABLE_LAYERS) <= set(ALLOWED_ATTN_LAYER_TYPES)
