@@ -51,6 +51,8 @@ class Contract:
                 constants[name]["values"] for name in ("get_kv_heads", "get_head_dims", "get_windows")
             )
             eos = constants["get_eos_ids"]
+            if isinstance(eos, dict):
+                raise TypeError("get_eos_ids is a tensor, and plain ids are read")
             return cls(
                 max_seq_len=constants["get_max_seq_len"],
                 max_context_len=constants["get_max_context_len"],

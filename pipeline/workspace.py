@@ -17,6 +17,7 @@ from pipeline import plan, surroundings
 from pipeline.errors import FetchError, PipelineError, StepError
 from pipeline.plan import BUILD, BUNDLE, FETCH, SMOKE, VERIFY, Step
 from pipeline.snapshot import is_tokenizer_file
+from pipeline.spec import BuildSpec
 from pipeline.steps import bundle, smoke, verify
 from pipeline.steps.process import run_step
 from pipeline.store import Object, Receipt, Store
@@ -117,8 +118,9 @@ class Workspace:
                 run_step(SMOKE, arguments, log, stage)
             else:
                 assert step.name == VERIFY
+                assert isinstance(step.spec, BuildSpec)
                 stage("verifying")
-                verify.run(step.spec, artifact, out)  # type: ignore[arg-type]
+                verify.run(step.spec, artifact, out)
         except PipelineError as error:
             # Inside the step files have scratch names; a person knows them by the step.
             message = str(error).replace(f"{artifact}", "model.pte").replace(f"{snapshot}", "the snapshot")

@@ -75,6 +75,7 @@ def test_a_constant_that_is_absent_is_named(name: str) -> None:
         ({"get_windows": tensor(0)}, "zip() argument 3 is shorter than arguments 1-2"),
         ({"get_kv_heads": 5}, "'int' object is not subscriptable"),
         ({"get_eos_ids": None}, "'NoneType' object is not iterable"),
+        ({"get_eos_ids": PUBLISHED["get_windows"]}, "get_eos_ids is a tensor, and plain ids are read"),
     ],
 )
 def test_a_constant_that_makes_no_sense_is_a_sentence(constants: dict[str, Any], reason: str) -> None:

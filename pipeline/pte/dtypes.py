@@ -53,7 +53,6 @@ BY_CODE: dict[int, DType] = {
 }
 
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in BY_CODE.values()}
-CODES: dict[str, int] = {dtype.name: code for code, dtype in BY_CODE.items()}
 
 
 def numbers(dtype: DType, data: memoryview) -> list[int] | list[float] | list[bool] | None:

@@ -199,5 +199,3 @@ OPS: tuple[tuple[int, str, str], ...] = (
     (135, "TruncNode", "x:T out:T"),
     (136, "FlipNode", "x:T out:T axes:[i32]"),
 )
-
-MAX_OP_ID = len(OPS)

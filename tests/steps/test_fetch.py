@@ -127,8 +127,9 @@ def test_an_index_that_is_none_is_refused(index: Any, tmp_path: Path, out: Path)
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama of one layer with random float32 weights and a byte-level vocabulary."""
-    gguf = pytest.importorskip("gguf")
-    np = pytest.importorskip("numpy")
+    import gguf
+    import numpy as np
+
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     bytes_as_letters = [chr(code) for code in range(33, 127)] + [chr(code) for code in range(161, 256)]
     tokens = ["<s>", "</s>", *bytes_as_letters, "ab"]
