@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.delegate.ops import elementwise, linear, shape
+from pipeline.delegate.ops import elementwise, linear, quantized, shape
 
-OPERATORS: dict[str, Callable[..., Any]] = {**elementwise.OPERATORS, **linear.OPERATORS, **shape.OPERATORS}
+OPERATORS: dict[str, Callable[..., Any]] = {
+    **elementwise.OPERATORS,
+    **linear.OPERATORS,
+    **quantized.OPERATORS,
+    **shape.OPERATORS,
+}
 """Node name to function. Attention over the cache is bound per program, see ``ops.attention``."""

@@ -62,11 +62,19 @@ def broadcast_to(x: mx.array, shape: tuple[int, ...]) -> mx.array:
     return mx.broadcast_to(x, [old if new == -1 else new for new, old in zip(shape, kept, strict=True)])
 
 
+def repeat(x: mx.array, repeats: int, axis: int) -> mx.array:
+    """Each element along the axis ``repeats`` times in a row."""
+    if repeats < 1:
+        raise DelegateError(f"RepeatNode has {repeats} repeats; expected at least 1.")
+    return mx.repeat(x, repeats, axis=axis)
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "BroadcastToNode": broadcast_to,
     "ConcatenateNode": lambda tensors, axis: mx.concatenate(list(tensors), axis=axis),
     "ExpandDimsNode": lambda x, axis: mx.expand_dims(x, axis),
     "IdCopyNode": lambda x: x,
+    "RepeatNode": repeat,
     "ReshapeNode": lambda x, shape: mx.reshape(x, shape),
     "SliceNode": slice_axis,
     "SplitNode": split,
