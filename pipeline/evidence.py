@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.contract import LOGITS_MODE, SCALAR_TYPE
 from pipeline.pte import dtypes
@@ -25,6 +25,17 @@ DTYPES = {code: name for name, code in SCALAR_TYPE.items()}
 MODES = {code: name for name, code in LOGITS_MODE.items()}
 
 
+QUANTIZED_NODES = ("QuantizedMatmulNode", "GatherQmmNode", "DequantizeNode")
+
+
+class QuantizedFormat(NamedTuple):
+    """How a node reads quantized weights: MLX's mode, bits a weight, and weights that share a scale."""
+
+    mode: str
+    bits: int
+    group_size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class GraphFacts:
     """What an MLX graph shows about the contract. ``bad_constants`` are sentences about missing data."""
@@ -34,6 +45,7 @@ class GraphFacts:
     num_slots: int
     num_mutable_buffers: int
     float_dtypes: frozenset[str]
+    quantized: frozenset[QuantizedFormat] = frozenset()
     bad_constants: tuple[str, ...] = ()
 
 
@@ -132,6 +144,11 @@ def _graph_facts(graph: MlxGraph, length_axes: Sequence[tuple[int, int]], pte: P
         num_slots=len(graph.input_map) + len(graph.output_map),
         num_mutable_buffers=graph.num_mutable_buffer_tensors,
         float_dtypes=frozenset(meta.dtype for meta in constants if "float" in meta.dtype),
+        quantized=frozenset(
+            QuantizedFormat(*(node.fields[name] for name in QuantizedFormat._fields))
+            for node in graph.chains[graph.main_chain]
+            if node.name in QUANTIZED_NODES
+        ),
         bad_constants=tuple(_bad_constants(graph, pte)),
     )
 

@@ -33,6 +33,11 @@ def task_fetch() -> Iterator[dict[str, Any]]:
     return _tasks(plan.FETCH)
 
 
+def task_quantize() -> Iterator[dict[str, Any]]:
+    """choose the quantized weights, where the manifest asks for them"""
+    return _tasks(plan.QUANTIZE)
+
+
 def task_build() -> Iterator[dict[str, Any]]:
     """export the model, lower it and write model.pte"""
     return _tasks(plan.BUILD)
@@ -55,15 +60,16 @@ def task_bundle() -> Iterator[dict[str, Any]]:
 
 def _tasks(name: str) -> Iterator[dict[str, Any]]:
     for item in _manifests():
-        step = plan.steps_of(item)[name]
-        yield {
-            "name": item.name,
-            "doc": f"{name} {item.model.id}",
-            "actions": [(_run, [step])],
-            "uptodate": [(_is_current, [step])],
-            "task_dep": [f"{need}:{item.name}" for need in step.needs],
-            "verbosity": 2,
-        }
+        step = plan.steps_of(item).get(name)
+        if step is not None:
+            yield {
+                "name": item.name,
+                "doc": f"{name} {item.model.id}",
+                "actions": [(_run, [step])],
+                "uptodate": [(_is_current, [step])],
+                "task_dep": [f"{need}:{item.name}" for need in step.needs],
+                "verbosity": 2,
+            }
 
 
 def _run(step: Step) -> TaskFailed | None:

@@ -10,29 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline import schema
-from pipeline.evidence import BACKEND, DTYPES, MODES, Evidence, GraphFacts, heads_and_dim
+from pipeline.evidence import BACKEND, DTYPES, MODES, Evidence, GraphFacts, QuantizedFormat, heads_and_dim
 from pipeline.pte import PteFile, TensorValue, Value, dtypes
 from pipeline.pte.flatbuffer import quoted
+from pipeline.spec import BuildSpec, WeightFormat
 
 SCHEMA = "constant-methods"
 _PER_CACHE = ("get_kv_heads", "get_head_dims", "get_windows")
 _OLDER_NAMES = {"get_max_ctx_len": "get_max_context_len", "get_prefill_chunk_size": "get_max_seq_len"}
-
-
-class Request(Protocol):
-    """What was asked for: a ``Manifest``, or the ``BuildSpec`` made of it."""
-
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def logits(self) -> str: ...
-    @property
-    def max_seq_len(self) -> int: ...
-    @property
-    def max_context_len(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +31,18 @@ class Finding:
     message: str
 
 
-def verify(pte: PteFile, manifest: Request | None = None) -> list[Finding]:
+def verify(pte: PteFile, asked: BuildSpec | None = None) -> list[Finding]:
     """Everything a runner would be told wrongly, in the order of ``RULES``; empty when the file holds."""
-    return check(Evidence.of(pte), manifest)
+    return check(Evidence.of(pte), asked)
 
 
-def check(evidence: Evidence, manifest: Request | None = None) -> list[Finding]:
+def check(evidence: Evidence, asked: BuildSpec | None = None) -> list[Finding]:
     """The same for evidence already gathered. A value that breaks the schema is left out of later comparisons."""
     broken = _broken_schema(evidence.constants)
     sound = {name: value for name, value in evidence.constants.items() if name not in broken}
     texts = [("published", text) for text in broken.values()]
     for rule, find in RULES.items():
-        texts += [(rule, text) for text in find(_Case(sound, evidence, manifest))]
+        texts += [(rule, text) for text in find(_Case(sound, evidence, asked))]
     return [Finding(rule, f"{evidence.where}: {text}. Rebuild the artifact.") for rule, text in texts]
 
 
@@ -97,7 +85,7 @@ class _Case:
 
     published: Mapping[str, Any]
     evidence: Evidence
-    manifest: Request | None
+    asked: BuildSpec | None
 
     def entries(self, name: str) -> Sequence[int] | None:
         tensor = self.published.get(name)
@@ -318,17 +306,41 @@ def _data(case: _Case) -> Iterator[str]:
 
 
 def _as_asked(case: _Case) -> Iterator[str]:
-    manifest = case.manifest
-    if manifest is None:
+    asked = case.asked
+    if asked is None:
         return
-    for name, found, asked in (
-        ("get_activation_dtype", case.dtype, manifest.dtype),
-        ("get_logits_to_keep_mode", case.mode, manifest.logits),
-        ("get_max_seq_len", case.published.get("get_max_seq_len"), manifest.max_seq_len),
-        ("get_max_context_len", case.published.get("get_max_context_len"), manifest.max_context_len),
+    for name, found, expected in (
+        ("get_activation_dtype", case.dtype, asked.dtype),
+        ("get_logits_to_keep_mode", case.mode, asked.logits),
+        ("get_max_seq_len", case.published.get("get_max_seq_len"), asked.max_seq_len),
+        ("get_max_context_len", case.published.get("get_max_context_len"), asked.max_context_len),
     ):
-        if found is not None and found != asked:
-            yield f"{name} says {found} but the manifest asks for {asked}"
+        if found is not None and found != expected:
+            yield f"{name} says {found} but the manifest asks for {expected}"
+    if case.graph is not None:
+        yield from _weights_as_asked(case.graph, asked)
+
+
+def _weights_as_asked(graph: GraphFacts, asked: BuildSpec) -> Iterator[str]:
+    """Every quantized weight has a scheme that was asked for, and every scheme that was asked for is there."""
+    formats = {form: _in_mlx(form) for form in (asked.linear, asked.embedding) if form.quantized}
+    for found in sorted(graph.quantized - frozenset[QuantizedFormat]().union(*formats.values())):
+        wanted = " and ".join(map(str, formats)) or "none that are quantized"
+        yield (
+            f"the graph has {found.mode} weights of {found.bits} bits in groups of {found.group_size} but the manifest "
+            f"asks for {wanted}"
+        )
+    for form, admitted in formats.items():
+        if not graph.quantized & admitted:
+            yield f"the graph has no weights as {form} but the manifest asks for them"
+
+
+def _in_mlx(form: WeightFormat) -> frozenset[QuantizedFormat]:
+    """What MLX makes of a format; a scale of a whole row is repeated for groups of the largest size that divides it."""
+    mode, bits = {"4w": ("affine", 4), "8w": ("affine", 8), "nvfp4": ("nvfp4", 4), "mxfp8": ("mxfp8", 8)}[form.scheme]
+    return frozenset(
+        QuantizedFormat(mode, bits, size) for size in ((form.group_size,) if form.group_size else (32, 64, 128))
+    )
 
 
 RULES: dict[str, Callable[[_Case], Iterator[str]]] = {

@@ -260,6 +260,18 @@ def test_another_name_runs_bundle_alone_and_a_comment_nothing(
     assert [line for line in lines if line.startswith(".")] == [".  bundle:other"]
 
 
+def test_weights_are_quantized_once_for_every_artifact_made_of_them(
+    project: Project, built: tuple[Project, str, str]
+) -> None:
+    quantized = built[1] + "quantization: {linear: 8w}\n"
+    project.write(quantized)
+    lines, told = project.doit("verify")
+    assert [line for line in lines if line.startswith(".")] == [".  quantize:tiny", ".  build:tiny", ".  verify:tiny"]
+    assert "  8w by rows: 15 layers" in told.splitlines()
+    project.write(quantized.replace("max_seq_len: 8", "max_seq_len: 4"))
+    assert project.steps_run("verify") == {"build", "verify"}
+
+
 def test_a_bundle_that_was_deleted_or_edited_is_put_right_without_building(project: Project) -> None:
     before = digests(project.bundle)
     shutil.rmtree(project.bundle)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline import schema
 from pipeline.contract import Contract
-from pipeline.evidence import Evidence, ForwardFacts, GraphFacts
-from pipeline.manifest import Cache as CacheRequest
-from pipeline.manifest import HubSource, Manifest, Model, Quantization
+from pipeline.evidence import Evidence, ForwardFacts, GraphFacts, QuantizedFormat
 from pipeline.pte import PteFile, TensorValue
 from pipeline.pte.mlx_shapes import Attend
 from pipeline.pte.program import IntValue
+from pipeline.spec import UNQUANTIZED, BuildSpec, WeightFormat
 from pipeline.verify import RULES, check, verify
 
 
@@ -74,19 +72,15 @@ FORWARD = ForwardFacts(
     graph=GRAPH,
 )
 GOOD = Evidence(where="llama.pte", constants=GOOD_CONSTANTS, methods=("forward", "get_bos_id"), forward=FORWARD)
-MANIFEST = Manifest(
-    path=Path("manifests/llama.yaml"),
-    version=1,
-    name="llama",
-    model=Model(id="a/b", source=HubSource(repo="a/b", revision="c")),
+ASKED = BuildSpec(
     dtype="bf16",
-    quantization=Quantization(),
+    linear=UNQUANTIZED,
+    embedding=UNQUANTIZED,
     max_seq_len=128,
     max_context_len=1024,
-    cache=CacheRequest(),
+    placement="off_graph",
     backend="mlx",
     logits="last",
-    smoke=(),
 )
 
 
@@ -103,8 +97,8 @@ def with_graph(**changes: Any) -> Evidence:
     return with_forward(graph=dataclasses.replace(GRAPH, **changes))
 
 
-def found(evidence: Evidence, manifest: Manifest | None = None) -> list[tuple[str, str]]:
-    return [(finding.rule, finding.message) for finding in check(evidence, manifest)]
+def found(evidence: Evidence, asked: BuildSpec | None = None) -> list[tuple[str, str]]:
+    return [(finding.rule, finding.message) for finding in check(evidence, asked)]
 
 
 def said(rule: str, text: str) -> list[tuple[str, str]]:
@@ -112,7 +106,7 @@ def said(rule: str, text: str) -> list[tuple[str, str]]:
 
 
 def test_a_good_artifact_has_no_findings() -> None:
-    assert found(GOOD, MANIFEST) == []
+    assert found(GOOD, ASKED) == []
     assert GOOD.summary() == "3 caches, vocab 1000, bf16, steps of 128 in 1024 tokens, last logits"
 
 
@@ -402,7 +396,50 @@ def test_a_contradiction_is_found_and_nothing_else(evidence: Evidence, rule: str
     ],
 )
 def test_an_artifact_of_another_manifest_is_found(asked: dict[str, Any], text: str) -> None:
-    assert found(GOOD, dataclasses.replace(MANIFEST, **asked)) == said("as-asked", text)
+    assert found(GOOD, dataclasses.replace(ASKED, **asked)) == said("as-asked", text)
+
+
+INT4, INT8 = QuantizedFormat("affine", 4, 32), QuantizedFormat("affine", 8, 128)
+AS_4W, AS_8W = WeightFormat(scheme="4w", group_size=32), WeightFormat(scheme="8w", group_size=0)
+
+
+@pytest.mark.parametrize(
+    ("held", "asked"),
+    [
+        ({INT4}, {"linear": AS_4W}),
+        ({INT4, INT8}, {"linear": AS_4W, "embedding": AS_8W}),
+        ({QuantizedFormat("affine", 8, 32), INT8}, {"embedding": AS_8W}),
+        ({QuantizedFormat("nvfp4", 4, 16)}, {"linear": WeightFormat(scheme="nvfp4", group_size=16)}),
+        ({QuantizedFormat("mxfp8", 8, 32)}, {"linear": WeightFormat(scheme="mxfp8", group_size=32)}),
+    ],
+)
+def test_weights_quantized_as_asked_are_no_finding(held: set[QuantizedFormat], asked: dict[str, Any]) -> None:
+    assert found(with_graph(quantized=frozenset(held)), dataclasses.replace(ASKED, **asked)) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "text"),
+    [
+        (set(), {"linear": AS_4W}, "the graph has no weights as 4w in groups of 32 but the manifest asks for them"),
+        (
+            {INT4},
+            {"linear": AS_4W, "embedding": AS_8W},
+            "the graph has no weights as 8w by rows but the manifest asks for them",
+        ),
+        (
+            {INT4},
+            {},
+            "the graph has affine weights of 4 bits in groups of 32 but the manifest asks for none that are quantized",
+        ),
+        (
+            {INT4, QuantizedFormat("affine", 4, 64)},
+            {"linear": AS_4W},
+            "the graph has affine weights of 4 bits in groups of 64 but the manifest asks for 4w in groups of 32",
+        ),
+    ],
+)  # fmt: skip
+def test_weights_quantized_otherwise_are_found(held: set[QuantizedFormat], asked: dict[str, Any], text: str) -> None:
+    assert found(with_graph(quantized=frozenset(held)), dataclasses.replace(ASKED, **asked)) == said("as-asked", text)
 
 
 def test_every_rule_has_a_case() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spec import BuildSpec
+from pipeline.spec import UNQUANTIZED, BuildSpec
 
 VOCAB_SIZE = 260
 BOS, EOS = 0, 1
@@ -38,8 +38,8 @@ SIZES: dict[str, Any] = {
 
 SPEC = BuildSpec(
     dtype="fp32",
-    linear="none",
-    embedding="none",
+    linear=UNQUANTIZED,
+    embedding=UNQUANTIZED,
     max_seq_len=4,
     max_context_len=64,
     placement="off_graph",

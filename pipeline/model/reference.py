@@ -12,14 +12,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pipeline.model import quantization
 from pipeline.model.checkpoint import load_model
 
 
 class ReferenceModel:
-    """The snapshot's model in one dtype; call it with token ids and the rows that are wanted."""
+    """The snapshot's model in one dtype; call it with token ids and the rows that are wanted.
 
-    def __init__(self, snapshot: Path, dtype: str) -> None:
+    Where ``quantized`` is a directory that the quantize step filled, quantized weights stand for the numbers they were
+    rounded to, in that dtype.
+    """
+
+    def __init__(self, snapshot: Path, dtype: str, quantized: Path | None = None) -> None:
         self._model = load_model(snapshot, dtype)
+        if quantized is not None:
+            quantization.give(self._model, quantized, dequantized=True)
 
     def logits(self, ids: Sequence[int], rows: Sequence[int]) -> np.ndarray:
         """Logits after each of the given positions, float32 [len(rows), vocab]."""

@@ -14,8 +14,10 @@ from pipeline.spec import BuildSpec
 ARTIFACT = "model.pte"
 
 
-def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]) -> None:
-    """Writes ``out/model.pte``.
+def run(
+    spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None], quantized: Path | None = None
+) -> None:
+    """Writes ``out/model.pte``, with the weights of the directory that the quantize step filled where there is one.
 
     Raises ExportError when the model cannot be exported and stay right, LowerError when it does not become one
     delegate.
@@ -29,6 +31,7 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
     from pipeline.model.export import export_forward
     from pipeline.model.geometry import geometry_of
     from pipeline.model.lower import lower_to_mlx, write
+    from pipeline.model.quantization import give
     from pipeline.model.rehearsal import rehearse
 
     attention.register()
@@ -39,6 +42,8 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
     caches = geometry_of(model)
     _check_windows([cache.window for cache in caches], spec)
     rehearse(model, caches, max_context_len=spec.max_context_len)
+    if quantized is not None:
+        give(model, quantized)
     stage("exporting")
     program = export_forward(model, spec.max_seq_len)
     eos_ids = metadata.end_of_text_ids(model, tokenizer)

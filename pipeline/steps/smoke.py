@@ -15,6 +15,9 @@ so the bound is FLOOR: 1e-4, two orders above the rounding of 30 layers (about 1
 token of history costs. A model that is itself further than COARSE from its float32 self is refused: no bound would
 mean anything.
 
+A quantized model is compared with itself: the reference computes with the very numbers that its weights were rounded
+to. How far those took it from the unquantized model is reported, and not judged.
+
 A greedy token may differ from the reference's only where the reference itself nearly ties: where its two logits are
 closer, in units of the row's standard deviation, than the bound. In float32 that admits nothing but exact ties.
 """
@@ -22,7 +25,7 @@ closer, in units of the row's standard deviation, than the bound. In float32 tha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,8 +67,15 @@ class Answer:
     feedings: list[Feeding]
 
 
-def run(spec: SmokeSpec, artifact: Path, snapshot: Path, out: Path, stage: Callable[[str], None]) -> None:
-    """Writes ``out/smoke.json``.
+def run(
+    spec: SmokeSpec,
+    artifact: Path,
+    snapshot: Path,
+    out: Path,
+    stage: Callable[[str], None],
+    quantized: Path | None = None,
+) -> None:
+    """Writes ``out/smoke.json``. ``quantized`` is the directory that the quantize step filled, where there is one.
 
     Raises SmokeError when an answer lacks the expected text, a token differs from the reference's, or logits are
     further from the reference than rounding explains.
@@ -87,10 +97,38 @@ def run(spec: SmokeSpec, artifact: Path, snapshot: Path, out: Path, stage: Calla
         del decoder
     feedings = [feeding for answer in answers for feeding in answer.feedings]
     stage("comparing")
-    exact = _rows(ReferenceModel(snapshot, "fp32"), feedings)
-    rounded = exact if dtype == "fp32" else _rows(ReferenceModel(snapshot, dtype), feedings)
+    exact = _rows(ReferenceModel(snapshot, "fp32", quantized), feedings)
+    rounded = exact if dtype == "fp32" else _rows(ReferenceModel(snapshot, dtype, quantized), feedings)
     report = _judge(answers, dtype, exact, rounded)
+    if quantized is not None:
+        report["quantization"] = _cost(exact, _rows(ReferenceModel(snapshot, "fp32"), feedings))
     (out / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def summary(report: Mapping[str, Any]) -> list[str]:
+    """What was answered and, for a quantized model, how far it is from the unquantized one."""
+    lines = [f"  {prompt['name']}: {prompt['text']!r}" for prompt in report["prompts"]]
+    cost = report.get("quantization")
+    if cost:
+        lines.append(
+            f"  quantization moves the logits by {cost['mean_distance']:.2g} on average, {cost['max_distance']:.2g} at "
+            f"most, and {cost['tokens_changed']} of {cost['logits_rows']} greedy tokens"
+        )
+    return lines
+
+
+def _cost(quantized: Sequence[Any], unquantized: Sequence[Any]) -> dict[str, Any]:
+    """What quantization did to the model, whatever the artifact: both in float32, after the same texts."""
+    import numpy as np
+
+    after, before = np.concatenate(quantized), np.concatenate(unquantized)
+    apart = distances(after, before)
+    return {
+        "logits_rows": len(after),
+        "mean_distance": float(apart.mean()),
+        "max_distance": float(apart.max()),
+        "tokens_changed": int((after.argmax(-1) != before.argmax(-1)).sum()),
+    }
 
 
 def _rows(model: Any, feedings: Sequence[Feeding]) -> list[Any]:
