@@ -33,6 +33,7 @@ from pipeline.yaml_source import Field, Problem
 MAX_FILE_BYTES = 256 * 1024
 
 Dtype = Literal["fp32", "fp16", "bf16"]
+Logits = Literal["last", "full", "selected"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Manifest:
     max_context_len: int
     cache: Cache
     backend: Literal["mlx"]
-    logits: Literal["last"]
+    logits: Logits
     smoke: tuple[SmokePrompt, ...]
 
 

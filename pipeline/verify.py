@@ -20,6 +20,7 @@ from pipeline.spec import BuildSpec, WeightFormat
 
 SCHEMA = "constant-methods"
 _PER_CACHE = ("get_kv_heads", "get_head_dims", "get_windows")
+_ROWS_OF = {"full": "token", "selected": "selected row"}
 _OLDER_NAMES = {"get_max_ctx_len": "get_max_context_len", "get_prefill_chunk_size": "get_max_seq_len"}
 
 
@@ -169,12 +170,12 @@ def _inputs(case: _Case) -> Iterator[str]:
         return
     tokens, positions, *selectors = forward.inputs
     for what, value, expected, rank in (
-        ("tokens", tokens, "int64 [1, T]", 2),
-        ("positions", positions, "int64 [T]", 1),
-        *(("selector", value, "int64 [rows]", 1) for value in selectors[:1]),
+        ("tokens are", tokens, "int64 [1, T]", 2),
+        ("positions are", positions, "int64 [T]", 1),
+        *(("selector is", value, "int64 [rows]", 1) for value in selectors[:1]),
     ):
         if not (isinstance(value, TensorValue) and value.dtype == "int64" and len(value.sizes) == rank):
-            yield f"forward's {what} are {_described(value)}; expected {expected}"
+            yield f"forward's {what} {_described(value)}; expected {expected}"
             return
     assert isinstance(tokens, TensorValue) and isinstance(positions, TensorValue)  # noqa: PT018
     if tokens.sizes[0] != 1:
@@ -182,6 +183,13 @@ def _inputs(case: _Case) -> Iterator[str]:
     if positions.sizes[0] != tokens.sizes[1]:
         yield f"forward's positions are {_described(positions)} and its tokens {_described(tokens)}; expected one each"
     yield from _step_bound(case, tokens, positions)
+    for selector in selectors[:1]:
+        assert isinstance(selector, TensorValue)
+        if selector.sizes[0] > 1 and not selector.dynamic:
+            yield (
+                f"forward's selector names exactly {selector.sizes[0]} rows; expected any number up to that, as "
+                "decoding selects one"
+            )
 
 
 def _step_bound(case: _Case, tokens: TensorValue, positions: TensorValue) -> Iterator[str]:
@@ -213,12 +221,26 @@ def _logits(case: _Case) -> Iterator[str]:
         yield f"forward returns logits {width} wide but get_vocab_size is {vocab}; they count the same tokens"
     tokens = forward.inputs[0] if forward.inputs else None
     bound = tokens.sizes[-1] if isinstance(tokens, TensorValue) and tokens.sizes else None
-    expected = {"last": 1, "full": bound}.get(case.mode or "")
+    selector = forward.inputs[2] if len(forward.inputs) > 2 else None
+    selected = selector.sizes[0] if isinstance(selector, TensorValue) and len(selector.sizes) == 1 else None
+    expected = {"last": 1, "full": bound, "selected": selected}.get(case.mode or "")
     if expected is not None and rows != expected:
         yield f"forward returns up to {rows} rows of logits; expected {expected} for {case.mode} logits"
-    computed = case.graph.logits[-1] if case.graph and case.graph.logits else None
-    if isinstance(computed, int) and computed != width:
-        yield f"the graph computes logits {computed} wide but forward returns {width}; they are the same tensor"
+    elif rows > 1 and not logits.dynamic:
+        yield f"forward returns exactly {rows} rows of logits; expected any number up to that, as a step may be shorter"
+    if case.graph is not None:
+        yield from _computed_logits(case.graph, case.mode, rows, width)
+
+
+def _computed_logits(graph: GraphFacts, mode: str | None, rows: int, width: int) -> Iterator[str]:
+    computed = graph.logits or ()
+    if computed and isinstance(computed[-1], int) and computed[-1] != width:
+        yield f"the graph computes logits {computed[-1]} wide but forward returns {width}; they are the same tensor"
+    if len(computed) == 3 and isinstance(computed[1], int) and computed[1] != rows:
+        yield f"the graph computes {computed[1]} rows of logits but forward returns {rows}; they are the same tensor"
+    if mode is not None and graph.rows_of is not None and graph.rows_of != _ROWS_OF.get(mode):
+        wanted = f"each {_ROWS_OF[mode]}" if mode in _ROWS_OF else "the last token alone"
+        yield f"the graph computes logits of each {graph.rows_of}; expected those of {wanted} for {mode} logits"
 
 
 def _described(value: Value) -> str:

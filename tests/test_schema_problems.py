@@ -28,7 +28,6 @@ NAME = "at most 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit first a
 COUNT = "an integer from 1 to 2147483647"
 MANY = "9" * 5000
 LATER_CACHE = "11: cache.placement is 'in_graph'; expected off_graph. A later version adds in_graph."
-LATER_LOGITS = "11: logits is 'full'; expected last. A later version adds full and selected."
 
 
 def problems(text: str) -> list[str]:
@@ -73,7 +72,7 @@ def test_a_good_document_has_no_problem() -> None:
         ),
         ("org/tiny", "a model", "4: model.id is 'a model'; expected a name without spaces, such as 'org/name'."),
         ("backend: mlx", "backend: mlx\ncache: {placement: in_graph}", LATER_CACHE),
-        ("backend: mlx", "backend: mlx\nlogits: full", LATER_LOGITS),
+        ("backend: mlx", "backend: mlx\nlogits: all", "11: logits is 'all'; expected last, full or selected."),
         (
             "  prompts:",
             "  prompts: []\n  x:",

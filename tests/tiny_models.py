@@ -130,6 +130,8 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
     "llama-bf16": ("llama", {}, replace(SPEC, dtype="bf16", max_seq_len=8)),
     "sliding": ("mistral", SLIDING, SPEC),
     "mixed": ("qwen2", MIXED, SPEC),
+    "full": ("qwen2", MIXED, replace(SPEC, logits="full")),
+    "selected": ("qwen2", MIXED, replace(SPEC, logits="selected")),
 }
 
 

@@ -14,6 +14,7 @@ import torch
 
 from pipeline.model import quantization
 from pipeline.model.checkpoint import load_model
+from pipeline.model.forward import keeps_all_rows
 
 
 class ReferenceModel:
@@ -33,5 +34,6 @@ class ReferenceModel:
         with torch.no_grad():
             wanted = torch.tensor(rows)
             output = self._model(input_ids=torch.tensor([list(ids)]), use_cache=False, logits_to_keep=wanted)
-        logits: np.ndarray = output.logits[0].float().numpy()
+        kept = output.logits[0, wanted] if keeps_all_rows(self._model) else output.logits[0]
+        logits: np.ndarray = kept.float().numpy()
         return logits

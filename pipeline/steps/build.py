@@ -45,7 +45,7 @@ def run(
     if quantized is not None:
         give(model, quantized)
     stage("exporting")
-    program = export_forward(model, spec.max_seq_len)
+    program = export_forward(model, spec.max_seq_len, spec.logits)
     eos_ids = metadata.end_of_text_ids(model, tokenizer)
     if not eos_ids:
         raise ExportError(

@@ -56,6 +56,8 @@ CACHES = {
     "llama-bf16": (flat(), flat()),
     "sliding": (flat(8), flat(8)),
     "mixed": (flat(), flat(8)),
+    "full": (flat(), flat(8)),
+    "selected": (flat(), flat(8)),
 }
 
 
@@ -69,7 +71,7 @@ def test_the_contract_is_that_of_the_request_and_the_model(artifact: Artifacts, 
         max_context_len=64,
         vocab_size=VOCAB_SIZE,
         dtype=made.spec.dtype,
-        logits="last",
+        logits=made.spec.logits,
         caches=CACHES[name],
         eos_ids=frozenset({EOS}),
     )
