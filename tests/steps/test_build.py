@@ -65,6 +65,7 @@ CACHES = {
 def test_the_contract_is_that_of_the_request_and_the_model(artifact: Artifacts, name: str) -> None:
     made = artifact(name)
     with PteFile.open(made.pte) as pte:
+        assert verify(pte, made.spec) == []
         contract = Contract.read(pte.program.constants(), "model.pte")
     assert contract == Contract(
         max_seq_len=made.spec.max_seq_len,
@@ -112,6 +113,22 @@ def test_every_split_of_a_text_has_the_logits_of_eager_attention(artifact: Artif
     decoder.clear()
     forgetful = np.array(decoder.feed(TEXT[0, -1:].tolist()))
     assert distances(forgetful[None], expected[-1:]).max() > 100 * CLOSE, "the comparison could not tell"
+
+
+@pytest.mark.parametrize("name", ["full", "selected"])
+def test_every_row_of_logits_is_that_of_eager_attention(artifact: Artifacts, name: str) -> None:
+    made = artifact(name)
+    expected = eager_logits(made.snapshot, "fp32")
+    with PteFile.open(made.pte) as pte:
+        decoder = Decoder(pte)
+    for chunks in splits(made.spec.max_seq_len):
+        decoder.clear()
+        for length in chunks:
+            step = TEXT[0, decoder.position : decoder.position + length].tolist()
+            selected = [*range(length), 0][::-1][:4] if name == "selected" else None
+            positions, logits = decoder.step(step, selected)
+            assert len(positions) == (min(length + 1, 4) if selected else length)
+            assert distances(np.array(logits), expected[positions]).max() < CLOSE, chunks
 
 
 def test_bfloat16_is_as_near_to_eager_bfloat16_as_that_is_to_float32(artifact: Artifacts) -> None:

@@ -10,16 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from pipeline.delegate.ops import OPERATORS
 from pipeline.errors import CacheError, DelegateError, SmokeError
 from pipeline.pte import PteFile
 from pipeline.spec import SmokePrompt, SmokeSpec
 from pipeline.steps import smoke
 from pipeline.steps.smoke import Answer, Feeding, distances
-from tests.tiny_models import ARTIFACTS, Artifact, edit_json, save_tokenizer
+from tests.tiny_models import ARTIFACTS, VOCAB_SIZE, Artifact, edit_json, save_tokenizer
 
 Artifacts = Callable[[str], Artifact]
 
@@ -91,6 +93,53 @@ def test_a_right_artifact_passes_and_the_report_says_what_was_decoded(
     if made.spec.dtype == "fp32":
         assert first["logits_distance"] < 1e-5
         assert first["near_ties"] == other["near_ties"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "num_rows"),
+    [
+        # 29 tokens and 12 decoded, in steps of 4: while they are decoded, fed again, and beyond a window of 8.
+        ("mixed", (8 + 11) + 11 + (3 + 8)),
+        ("full", (29 + 11) + 41 + (12 + 8)),
+        ("selected", (8 + 11) + (6 * 4 - 3 + 5) + (4 + 1 + 4 + 8)),
+    ],
+)
+def test_every_row_that_the_artifact_gives_is_compared(
+    artifact: Artifacts, tmp_path: Path, name: str, num_rows: int
+) -> None:
+    made = artifact(name)
+    (told,) = passed(made.pte, made.snapshot, tmp_path)["prompts"]
+    assert told["logits_rows"] == num_rows
+
+
+def test_a_row_before_the_last_that_is_wrong_fails(
+    artifact: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full logits of which a runner that samples the last row would notice nothing."""
+    multiply = OPERATORS["AddmmNode"]
+
+    def wrong_in_the_second_row(mat1: Any, mat2: Any, **others: Any) -> Any:
+        product = multiply(mat1=mat1, mat2=mat2, **others)
+        if product.shape[-1] == VOCAB_SIZE and product.shape[1] > 1:
+            product[:, 1] *= mx.arange(VOCAB_SIZE)
+        return product
+
+    monkeypatch.setitem(OPERATORS, "AddmmNode", wrong_in_the_second_row)
+    made = artifact("full")
+    assert place_of(failure(made.pte, made.snapshot, tmp_path / "out"))[0] == 1
+
+
+def test_a_selector_that_is_not_obeyed_is_found_though_the_last_row_is_right(
+    artifact: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = OPERATORS["TakeNode"]
+
+    def last_rows(x: Any, index: Any, axis: int) -> Any:
+        return take(x, index, axis) if x.ndim == 2 else x[:, -index.shape[0] :]
+
+    monkeypatch.setitem(OPERATORS, "TakeNode", last_rows)
+    made = artifact("selected")
+    assert place_of(failure(made.pte, made.snapshot, tmp_path / "out"))[0] == 0
 
 
 def test_two_runs_write_the_same_report(artifact: Artifacts, tmp_path: Path) -> None:
