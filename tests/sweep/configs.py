@@ -293,7 +293,7 @@ def _tiny(cls: Any, overrides: Mapping[str, Any]) -> Any:
     from transformers import PreTrainedConfig
 
     fields = {field.name for field in dataclasses.fields(cls)}
-    fields -= {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"is_decoder"}
+    fields -= {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"is_decoder", "is_encoder_decoder"}
     arguments = {name: value for name, value in SIZES.items() if name in fields}
     if "kv_lora_rank" in fields:
         # Latent attention has as many KV heads as heads, and calls the rotated dimensions head_dim.
