@@ -8,6 +8,7 @@ import torch
 
 from pipeline.errors import ExportError
 from pipeline.model.forward import OffGraphForward
+from pipeline.model.rope import in_first_regime
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -38,7 +39,7 @@ def export_forward(model: Any, max_seq_len: int, logits: str = "last") -> Export
         if shapes is not None:
             shapes["logit_rows"] = {0: torch.export.Dim("num_rows", min=1, max=max_seq_len)}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), in_first_regime(model):
             # Non-strict tracing gives the same graph as strict at a fifth of the time (one symbolic size is read
             # from the other input).
             program = torch.export.export(

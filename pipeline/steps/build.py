@@ -1,8 +1,9 @@
-"""A snapshot becomes ``model.pte``: load, export, lower, write."""
+"""A snapshot becomes ``model.pte``: load, rehearse, export, prove, lower, write."""
 
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from pipeline.model import attention, checkpoint, metadata, suitability
 from pipeline.spec import BuildSpec
 
 ARTIFACT = "model.pte"
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -26,11 +29,12 @@ def run(
     _calm_garbage_collector()
     # What the configuration alone can tell is told before executorch's imports, which take longest.
     config = checkpoint.load_config(snapshot)
-    suitability.refuse_unsuitable(config)
+    suitability.refuse_unsuitable(config, max_context_len=spec.max_context_len)
     _check_context(config, spec)
     from pipeline.model.export import export_forward
     from pipeline.model.geometry import geometry_of
     from pipeline.model.lower import lower_to_mlx, write
+    from pipeline.model.proof import prove, real_tokens
     from pipeline.model.quantization import give
     from pipeline.model.rehearsal import rehearse
 
@@ -59,6 +63,16 @@ def run(
         eos_ids=eos_ids,
         bos_id=metadata.start_of_text_id(model, tokenizer),
     )
+    stage("proving")
+    proof = prove(
+        program,
+        model,
+        caches,
+        real=real_tokens(tokenizer),
+        max_seq_len=spec.max_seq_len,
+        max_context_len=spec.max_context_len,
+    )
+    log.info("%s", proof)
     stage("lowering")
     lowered = lower_to_mlx(program, constants)
     stage("writing")
