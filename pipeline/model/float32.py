@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,8 @@ def _dequantizing_to_float32(tensor: torch.Tensor) -> torch.nn.Parameter:
 def casting_to_float32(program: ExportedProgram) -> torch.nn.Module:
     """The program's module, whose graph casts to float32 wherever the program's casts to half precision.
 
-    It holds the program's own weights, which are for ``in_float32`` to widen.
+    It holds the program's own weights, which are for ``in_float32`` to widen. What it computes of weights alone, such
+    as what quantized ones stand for, it computes when it is first run, and keeps.
     """
     module: Any = program.module()
 
@@ -79,7 +80,26 @@ def casting_to_float32(program: ExportedProgram) -> torch.nn.Module:
     for node in module.graph.nodes:
         node.args = torch.fx.node.map_aggregate(node.args, widened)
         node.kwargs = torch.fx.node.map_aggregate(node.kwargs, widened)
-    if num_casts:
+    of_weights: set[Any] = set()
+    for node in module.graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op == "get_attr":
+            of_weights.add(node)
+        elif node.op == "call_function" and inputs and of_weights.issuperset(inputs) and not node.is_impure():
+            of_weights.add(node)
+            node.target = _computed_once(node.target)
+    if num_casts or of_weights:
         module.recompile()
     held: torch.nn.Module = module
     return held
+
+
+def _computed_once(compute: Callable[..., Any]) -> Callable[..., Any]:
+    kept: list[Any] = []
+
+    def once(*arguments: Any, **named: Any) -> Any:
+        if not kept:
+            kept.append(compute(*arguments, **named))
+        return kept[0]
+
+    return once

@@ -56,6 +56,25 @@ def test_a_program_is_the_float32_model_while_both_are_widened(dtype: torch.dtyp
     assert torch.equal(exact, ours(x)) == (dtype == torch.float32), "half precision rounds"
 
 
+def test_what_hangs_on_weights_alone_is_computed_when_first_run_and_kept() -> None:
+    class Unpacking(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4, 4), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ (self.weight * 2)
+
+    ours = Unpacking()
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    wide = casting_to_float32(torch.export.export(ours, (x,), strict=False))
+    first = wide(x)
+    assert torch.equal(first, ours(x))
+    ours.weight.zero_()
+    assert torch.equal(wide(x), first)
+    assert not torch.equal(wide(2 * x), first), "what hangs on the input too is computed anew"
+
+
 class Packed(torch.Tensor):
     """Weights of a kind that keeps the dtype it has."""
 

@@ -14,11 +14,12 @@ import torch
 
 from pipeline.contract import CacheGeometry
 from pipeline.errors import ExportError
-from pipeline.model import proof
+from pipeline.model import proof, quantization
 from pipeline.model.attention import IMPLEMENTATION, stepping
 from pipeline.model.export import export_forward
 from pipeline.model.geometry import geometry_of
 from pipeline.model.proof import Feeding, Proof, affordable, feedings, prove, real_tokens
+from pipeline.spec import DEFAULT_GROUP_SIZE, Quantization, WeightFormat
 from tests.sweep import configs
 from tests.tiny_models import MIXED, SLIDING, VOCAB_SIZE, model, save_tokenizer
 
@@ -375,18 +376,18 @@ def scaled_first_token(ours: Any) -> Iterator[None]:
     handle.remove()
 
 
-def quantized() -> Any:
-    from torchao.quantization import IntxWeightOnlyConfig, quantize_
-    from torchao.quantization.granularity import PerGroup
+def quantized(scheme: str) -> Any:
+    ours = model("llama", IMPLEMENTATION, vocab_size=272, intermediate_size=128, tie_word_embeddings=True)
+    ours.to(torch.bfloat16).requires_grad_(False)
+    form = WeightFormat(scheme=scheme, group_size=DEFAULT_GROUP_SIZE[scheme])
+    layers = quantization.layers_of(ours, Quantization(linear=form, embedding=form))
+    quantization.apply(ours, layers, quantization.quantize(ours, layers))
+    return ours
 
-    ours = model("llama", IMPLEMENTATION).to(torch.bfloat16)
-    four_bits = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
-    quantize_(ours, four_bits, lambda part, _: isinstance(part, torch.nn.Linear | torch.nn.Embedding))
-    return ours.requires_grad_(False)
 
-
-def test_quantized_weights_are_compared_as_they_are() -> None:
-    ours = quantized()
+@pytest.mark.parametrize("scheme", ["4w", "nvfp4"])
+def test_quantized_weights_are_compared_as_they_are(scheme: str) -> None:
+    ours = quantized(scheme)
     before = list(ours.parameters())
     assert proven(ours).distance < proof.TOLERANCE / 10
     assert all(now is then for now, then in zip(ours.parameters(), before, strict=True))
