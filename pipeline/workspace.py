@@ -18,7 +18,7 @@ from pipeline.errors import FetchError, PipelineError, StepError
 from pipeline.plan import BUILD, BUNDLE, FETCH, SMOKE, VERIFY, Step
 from pipeline.snapshot import is_tokenizer_file
 from pipeline.spec import BuildSpec
-from pipeline.steps import bundle, smoke, verify
+from pipeline.steps import build, bundle, smoke, verify
 from pipeline.steps.process import run_step
 from pipeline.store import Object, Receipt, Store
 from pipeline.store.digests import DigestMemo
@@ -69,6 +69,9 @@ class Workspace:
         receipt = self.receipt(step)
         if receipt is None:
             return []
+        if step.name == BUILD:
+            report = json.loads(self.store.path(Object(**receipt.outputs[build.REPORT])).read_bytes())
+            return [f"  note: {note}" for note in report["notes"]]
         if step.name == SMOKE:
             report = json.loads(self.store.path(Object(**receipt.outputs[smoke.REPORT])).read_bytes())
             return [f"  {prompt['name']}: {prompt['text']!r}" for prompt in report["prompts"]]

@@ -59,7 +59,7 @@ runpy.run_module("doit", run_name="__main__")
 """
 
 UP_TO_DATE = [f"-- {step}:tiny" for step in ("fetch", "build", "verify", "smoke", "bundle")]
-FILES = {"model.pte", "metadata.json", "smoke.json", "build.json"}
+FILES = {"model.pte", "metadata.json", "smoke.json", "build.json", "report.json"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 
 

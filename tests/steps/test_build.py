@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +129,7 @@ def built(snapshot: Path, out: Path, spec: BuildSpec = SPEC) -> Path:
     out.mkdir(exist_ok=True)
     with library_warnings_ignored():
         build.run(spec, snapshot, out, lambda stage: None)
-    assert [file.name for file in out.iterdir()] == ["model.pte"]
+    assert sorted(file.name for file in out.iterdir()) == ["model.pte", "report.json"]
     return out / "model.pte"
 
 
@@ -176,6 +177,33 @@ def test_a_context_beyond_the_model_is_refused_before_anything_is_loaded(tmp_pat
     with pytest.raises(ExportError, match="Lower max_context_len to 128"):
         build.run(replace(SPEC, max_context_len=129), save_snapshot(tmp_path, "llama"), tmp_path, stages.append)
     assert stages == ["importing"]
+
+
+def test_the_limit_of_a_composite_is_its_language_models(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"model_type": "gemma4", "text_config": {"model_type": "gemma4_text", "max_position_embeddings": 96}}
+        )
+    )
+    with pytest.raises(
+        ExportError, match=r"^max_context_len is 128; .* at most 96 positions .* Lower max_context_len to"
+    ):
+        build.run(replace(SPEC, max_context_len=128), tmp_path, tmp_path, lambda stage: None)
+
+
+def test_the_report_tells_where_each_end_is_named_and_what_is_odd(tmp_path: Path) -> None:
+    snapshot = save_snapshot(tmp_path / "snapshot", "llama", num_hidden_layers=1, vocab_size=272)
+    edit_json(snapshot / "generation_config.json", eos_token_id=[EOS, 270])
+    save_tokenizer(snapshot, chat_template="{% for m in messages %}{{ m.content }}<unk>\n{% endfor %}")
+    with PteFile.open(built(snapshot, tmp_path / "out")) as pte:
+        assert Contract.read(pte.program.constants(), "model.pte").eos_ids == {EOS, 3, 270}
+    assert json.loads((tmp_path / "out" / "report.json").read_bytes()) == {
+        "end_of_text": {"generation_config": [EOS, 270], "config": [EOS], "tokenizer": [EOS], "chat_template": [3]},
+        "notes": [
+            "12 of the 272 logits belong to no token of the tokenizer: padding",
+            "the generation config ends a text with token 270, which the tokenizer has not",
+        ],
+    }
 
 
 def test_what_the_configuration_rules_out_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -258,8 +286,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Callable[[Path], object], BuildSpe
         {},
         without_stop_tokens,
         SPEC,
-        "neither the generation config, the configuration nor the tokenizer names an end-of-text token; a runner would "
-        "never stop. Add eos_token_id to the model's generation_config.json.",
+        "neither the generation config, the configuration, the tokenizer nor its chat template names an end-of-text "
+        "token; a runner would never stop. Add eos_token_id to the model's generation_config.json.",
+    ),
+    "the tokenizer is another model's": (
+        "llama",
+        {"vocab_size": 200},
+        nothing,
+        SPEC,
+        "the tokenizer's ids go up to 259, and the model's vocabulary ends at 199; expected no higher id, since a "
+        "prompt would read beyond the embedding.",
     ),
     "the context is longer than the model's": (
         "llama",
