@@ -157,3 +157,16 @@ def test_a_copy_is_the_array_and_a_stack_has_one_axis_more() -> None:
     np.testing.assert_array_equal(op("IdCopyNode", x=mx.array(CUBE)), CUBE)
     found = op("StackNode", tensors=(mx.array(CUBE), mx.array(-CUBE)), axis=-1)
     np.testing.assert_array_equal(found, np.stack([CUBE, -CUBE], axis=-1))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_repeat_is_of_each_element(repeats: int, axis: int) -> None:
+    found = op("RepeatNode", x=mx.array(CUBE), repeats=repeats, axis=axis)
+    np.testing.assert_array_equal(found, np.repeat(CUBE, repeats, axis=axis))
+
+
+@pytest.mark.parametrize("repeats", [0, -1])
+def test_a_repeat_of_nothing_is_refused(repeats: int) -> None:
+    with pytest.raises(DelegateError, match=f"^RepeatNode has {repeats} repeats; expected at least 1\\.$"):
+        op("RepeatNode", x=mx.array(CUBE), repeats=repeats, axis=0)
