@@ -8,6 +8,7 @@ import torch
 
 from pipeline.errors import ExportError
 from pipeline.model.forward import OffGraphForward
+from pipeline.model.rope import in_first_regime
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -28,7 +29,7 @@ def export_forward(model: Any, max_seq_len: int) -> ExportedProgram:
     length = torch.export.Dim("seq_len", min=1, max=max_seq_len) if max_seq_len > 1 else None
     shapes = {"input_ids": {1: length}, "cache_position": {0: length}} if length is not None else None
     try:
-        with torch.no_grad():
+        with torch.no_grad(), in_first_regime(model):
             # Non-strict tracing gives the same graph as strict at a fifth of the time (one symbolic size is read
             # from the other input).
             program = torch.export.export(OffGraphForward(model), (), arguments, dynamic_shapes=shapes, strict=False)

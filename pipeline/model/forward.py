@@ -29,7 +29,7 @@ class OffGraphForward(torch.nn.Module):
         # layers that read them, and attention would be left with more keys than queries.
         shares = any(getattr(module, "is_kv_shared_layer", False) for module in model.modules())
         self._rows = torch.tensor([-1]) if shares else 1
-        self._keeps_all_rows = "logits_to_keep" not in inspect.signature(model.forward).parameters
+        self.keeps_all_rows = "logits_to_keep" not in inspect.signature(model.forward).parameters
 
     def forward(self, input_ids: torch.Tensor, cache_position: torch.Tensor) -> torch.Tensor:
         # Positions are passed explicitly: without a cache the model would count from 0 at every step.
@@ -43,7 +43,7 @@ class OffGraphForward(torch.nn.Module):
                 use_cache=False,
                 logits_to_keep=self._rows,
             ).logits
-        return logits[:, -1:] if self._keeps_all_rows else logits
+        return logits[:, -1:] if self.keeps_all_rows else logits
 
 
 def _position_offset(model: Any) -> int:

@@ -1,13 +1,14 @@
-"""A snapshot becomes ``model.pte``: load, export, lower, write; and ``report.json``: what there is to say about it.
+"""A snapshot becomes ``model.pte``: load, rehearse, export, prove, lower, write.
 
-Nothing in the report is wrong with the artifact; what would be is refused. It tells where each end of text is named,
-and what is odd about the checkpoint, in sentences.
+``report.json`` is what there is to say about it. Nothing in it is wrong with the artifact; what would be is refused. It
+tells where each end of text is named, and what is odd about the checkpoint, in sentences.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from pipeline.spec import BuildSpec
 
 ARTIFACT = "model.pte"
 REPORT = "report.json"
+
+log = logging.getLogger(__name__)
 
 
 def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]) -> None:
@@ -30,11 +33,12 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
     _calm_garbage_collector()
     # What the configuration alone can tell is told before executorch's imports, which take longest.
     config = checkpoint.load_config(snapshot)
-    suitability.refuse_unsuitable(config)
+    suitability.refuse_unsuitable(config, max_context_len=spec.max_context_len)
     _check_context(config, spec)
     from pipeline.model.export import export_forward
     from pipeline.model.geometry import geometry_of, within_context
     from pipeline.model.lower import lower_to_mlx, write
+    from pipeline.model.proof import prove, real_tokens
     from pipeline.model.rehearsal import rehearse
 
     attention.register()
@@ -48,7 +52,7 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
             "end-of-text token; a runner would never stop. Add eos_token_id to the model's generation_config.json."
         )
     stage("rehearsing")
-    caches = within_context(geometry_of(model), spec.max_context_len)
+    caches = geometry_of(model)
     _check_windows([cache.window for cache in caches], spec)
     rehearse(model, caches, max_context_len=spec.max_context_len)
     stage("exporting")
@@ -56,8 +60,22 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
     width = _logits_width(program)
     notes = [*ends.notes, *vocabulary.disagreements(model, tokenizer, ends, width)]
     constants = metadata.constant_methods(
-        spec, caches, vocab_size=width, eos_ids=ends.ids, bos_id=vocabulary.start_of_text(model, tokenizer)
+        spec,
+        within_context(caches, spec.max_context_len),
+        vocab_size=width,
+        eos_ids=ends.ids,
+        bos_id=vocabulary.start_of_text(model, tokenizer),
     )
+    stage("proving")
+    proof = prove(
+        program,
+        model,
+        caches,
+        real=real_tokens(tokenizer),
+        max_seq_len=spec.max_seq_len,
+        max_context_len=spec.max_context_len,
+    )
+    log.info("%s", proof)
     stage("lowering")
     lowered = lower_to_mlx(program, constants)
     stage("writing")

@@ -175,6 +175,16 @@ def test_a_model_type_without_a_causal_lm_is_refused_by_its_configuration(snapsh
     assert refusal(lambda: load_config(snapshot), snapshot).startswith("model type 'vit': it is no causal LM; expected")
 
 
+def test_an_encoder_decoder_is_refused_although_its_decoder_would_load(snapshot: Path) -> None:
+    edit_json(snapshot / "config.json", model_type="bart", is_encoder_decoder=True)
+    assert refusal(lambda: load_config(snapshot), snapshot) == (
+        "model type 'bart': its configuration is that of an encoder-decoder, whose decoder reads what the encoder made "
+        "of another text; expected a decoder alone (is_encoder_decoder: false). It cannot be exported."
+    )
+    edit_json(snapshot / "config.json", is_encoder_decoder=False)
+    assert load_config(snapshot).model_type == "bart"
+
+
 def test_attention_that_is_not_pluggable_is_refused(tmp_path: Path) -> None:
     snapshot = save_snapshot(tmp_path, "gpt_neo", num_layers=2, attention_types=[[["global"], 2]], num_heads=4)
     assert refusal(lambda: load_model(snapshot, "fp32", IMPLEMENTATION), snapshot) == (

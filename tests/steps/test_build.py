@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
+import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +25,7 @@ from pipeline.pte import PteFile
 from pipeline.runtime.decoder import Decoder
 from pipeline.spec import BuildSpec
 from pipeline.steps import build
+from pipeline.steps.process import run_step
 from pipeline.steps.smoke import distances
 from pipeline.verify import verify
 from tests.tiny_models import (
@@ -32,6 +36,7 @@ from tests.tiny_models import (
     SPEC,
     VOCAB_SIZE,
     Artifact,
+    config,
     edit_json,
     library_warnings_ignored,
     save_snapshot,
@@ -206,13 +211,85 @@ def test_the_report_tells_where_each_end_is_named_and_what_is_odd(tmp_path: Path
     }
 
 
-def test_what_the_configuration_rules_out_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+LONGROPE = {
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "long_factor": [4.0] * 8,
+        "short_factor": [1.5] * 8,
+    },
+}
+
+RULED_OUT: dict[str, tuple[str, dict[str, Any], str]] = {
+    "softcap": ("gemma2", {"pad_token_id": 0}, "attn_logit_softcapping is 50.0"),
+    "sinks": ("gpt_oss", {}, "its attention has sinks"),
+    "chunked attention": ("llama4_text", {"layer_types": ["chunked_attention"] * 2}, "layer 0 is 'chunked_attention'"),
+    "ALiBi": ("bloom", {}, "its attention adds biases"),
+    "ALiBi as an option": ("mpt", {}, "alibi is true"),
+    "state spaces": ("mamba", {}, "layer 0 is 'linear_attention', which keeps state besides K and V"),
+    "convolutions": ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layer 0 is 'conv', which keeps state"),
+    "an encoder-decoder without a causal LM": ("t5", {}, "it is an encoder-decoder"),
+    "an encoder-decoder with one": ("bart", {}, "its configuration is that of an encoder-decoder"),
+    "frequencies that change": (
+        "phi3",
+        LONGROPE | {"original_max_position_embeddings": 32},
+        "max_context_len is 64; its rope_type 'longrope'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RULED_OUT)
+def test_what_the_configuration_rules_out_is_refused_before_anything_is_loaded(tmp_path: Path, case: str) -> None:
+    """There are no weights, and no tokenizer, to be loaded."""
+    model_type, changes, expected = RULED_OUT[case]
+    config(model_type, **changes).save_pretrained(tmp_path)
     stages: list[str] = []
-    snapshot = save_snapshot(tmp_path, "lfm2", layer_types=["conv", "full_attention"])
-    (snapshot / "model.safetensors").unlink()
-    with pytest.raises(ExportError, match=r"^model type 'lfm2': layer 0 is 'conv', which keeps state besides K and V"):
-        build.run(SPEC, snapshot, tmp_path, stages.append)
+    with pytest.raises(ExportError, match=f"^model type '{model_type}': {re.escape(expected)}"):
+        build.run(SPEC, tmp_path, tmp_path, stages.append)
     assert stages == ["importing"]
+
+
+def test_such_a_refusal_takes_seconds_from_a_cold_start(tmp_path: Path) -> None:
+    """Six and a half on an idle machine, and most of those are the library's imports."""
+    config("gpt_oss").save_pretrained(tmp_path)
+    started = time.monotonic()
+    with pytest.raises(ExportError, match=r"^model type 'gpt_oss': its attention has sinks"):
+        run_step("build", {"spec": SPEC, "snapshot": tmp_path, "out": tmp_path}, tmp_path / "log", lambda stage: None)
+    assert time.monotonic() - started < 20
+
+
+def test_a_program_that_is_not_its_model_ends_the_build_before_it_is_lowered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it would be, were a wide window lost that a rehearsal does not reach."""
+    monkeypatch.setattr("pipeline.model.geometry.geometry_of", lambda _: (flat(), flat()))
+    snapshot = save_snapshot(tmp_path / "snapshot", "mistral", sliding_window=32)
+    stages: list[str] = []
+    with pytest.raises(ExportError, match=r"^model type 'mistral': the exported program was fed a text in steps of "):
+        build.run(SPEC, snapshot, tmp_path, stages.append)
+    assert stages == ["importing", "loading", "rehearsing", "exporting", "proving"]
+    assert [file.name for file in tmp_path.iterdir()] == ["snapshot"]
+
+
+def test_what_was_proven_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pipeline")
+    built(save_snapshot(tmp_path / "snapshot", "llama", num_hidden_layers=1), tmp_path / "out")
+    (told,) = (record.getMessage() for record in caplog.records if record.name == "pipeline.steps.build")
+    assert told.startswith("The exported program has the model's own logits, at most ")
+    assert " tokens fed in steps of " in told
+    assert "Left out" not in told
+
+
+def test_longrope_is_served_to_the_end_of_its_first_regime(tmp_path: Path) -> None:
+    changes = LONGROPE | {"original_max_position_embeddings": 60}
+    snapshot = save_snapshot(tmp_path / "snapshot", "phi3", **changes)
+    with PteFile.open(built(snapshot, tmp_path / "out", replace(SPEC, max_context_len=60))) as pte:
+        decoder = Decoder(pte)
+    expected = eager_logits(snapshot, "fp32")
+    for chunks in splits(SPEC.max_seq_len):
+        rows, ends = rows_of(decoder, chunks)
+        assert distances(rows, expected[ends]).max() < CLOSE, chunks
 
 
 def sharing(attend: Callable[..., Any]) -> Callable[..., Any]:
@@ -333,7 +410,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Callable[[Path], object], BuildSpe
         {"num_local_experts": 4},
         nothing,
         SPEC,
-        "model type 'gpt_oss': attention passes s_aux=a tensor of shape (4,), which the off-graph cache op cannot ",
+        "model type 'gpt_oss': its attention has sinks, which take a share of every softmax, ",
     ),
     "a table of positions is shorter than the context": (
         "roberta",

@@ -153,7 +153,7 @@ def judge(case: Case, directory: Path) -> Result:
     try:
         num_parameters, expected = _reference(case, text, seed, directory)
         result = replace(result, num_parameters=num_parameters)
-        suitability.refuse_unsuitable(checkpoint.load_config(directory))
+        suitability.refuse_unsuitable(checkpoint.load_config(directory), max_context_len=CAPACITY)
         ours = checkpoint.load_model(directory, "fp32", attention.IMPLEMENTATION)
         caches = geometry_of(ours)
         rehearse(ours, caches, max_context_len=CAPACITY)
