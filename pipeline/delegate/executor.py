@@ -11,7 +11,7 @@ from pipeline.delegate import dtypes
 from pipeline.delegate.ops import OPERATORS, metal
 from pipeline.delegate.ops.attention import Cache, UpdateAndAttend
 from pipeline.delegate.ops.creation import check_allocation
-from pipeline.delegate.plan import Operator, Slots, plan_chain
+from pipeline.delegate.plan import FAILURES, Operator, Slots, plan_chain
 from pipeline.errors import DelegateError
 from pipeline.pte import Delegate, Method, PteFile, Slot, TensorValue, parse_mlx_payload
 
@@ -45,7 +45,7 @@ class MlxMethod:
                 call(self._slots)
         self._constants = self._slots.tensors[: graph.num_constant_tensors]
         self._fresh = self._buffers = self._buffers_in_slots()
-        mx.eval(self._constants, self._buffers)
+        self._evaluate(self._constants, self._buffers)
         self._plan = plan_chain(graph, graph.main_chain, operators)
 
     def __call__(self, *arrays: mx.array) -> list[mx.array]:
@@ -61,7 +61,7 @@ class MlxMethod:
                 call(slots)
             outputs = [self._output(slots.tensors[slot.idx], i) for i, slot in enumerate(self._output_slots)]
             buffers = self._buffers_in_slots()
-            mx.eval(outputs, buffers)
+            self._evaluate(outputs, buffers)
         except BaseException:
             if self._cache is not None:
                 self._cache.abandon_step()
@@ -76,6 +76,13 @@ class MlxMethod:
     def reset(self) -> None:
         """Forgets what the mutable buffers hold. A bound cache is its owner's to reset."""
         self._buffers = self._fresh
+
+    def _evaluate(self, *arrays: list[mx.array]) -> None:
+        """MLX computes only now: what it has no kernel for shows here."""
+        try:
+            mx.eval(*arrays)
+        except FAILURES as error:
+            raise DelegateError(f"{self.where} failed on {mx.default_device()}: {error}") from error
 
     def _zeros(self) -> list[mx.array]:
         """What the mutable buffers begin as, whatever they held when the model was exported, as on the device."""
