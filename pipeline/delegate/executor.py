@@ -55,7 +55,8 @@ class MlxMethod:
         between = graph.mutable_tids.start - graph.num_constant_tensors
         slots.tensors = [*self._constants, *[None] * between, *self._buffers, *[None] * graph.num_temp_tensors]
         for slot, array in zip(self._input_slots, arrays, strict=True):
-            slots.tensors[slot.idx] = array
+            if slot is not None:
+                slots.tensors[slot.idx] = array
         try:
             for call in self._plan:
                 call(slots)
@@ -127,13 +128,16 @@ class MlxMethod:
                 f"{len(graph.output_map)} outputs. The file is damaged."
             )
         given, made = arguments[: len(graph.input_map)], arguments[len(graph.input_map) :]
-        if sorted(given) != sorted(method.input_ids) or not set(method.output_ids) <= set(made):
+        unseen = not set(given) <= set(method.input_ids) or not set(method.output_ids) <= set(made)
+        if unseen or len(set(given)) < len(given):
             raise DelegateError(f"{self.where} has inputs or outputs its delegate does not see. The file is damaged.")
         self.inputs = tuple(self._tensor(value) for value in method.inputs)
         self.outputs = tuple(self._tensor(value) for value in method.outputs)
-        self._input_slots = tuple(graph.input_map[given.index(value)] for value in method.input_ids)
+        slots = dict(zip(given, graph.input_map, strict=True))
+        # An input that the model does not use is not handed on.
+        self._input_slots = tuple(slots.get(value) for value in method.input_ids)
         self._output_slots = tuple(graph.output_map[made.index(value)] for value in method.output_ids)
-        for slot in (*self._input_slots, *self._output_slots):
+        for slot in (*slots.values(), *self._output_slots):
             if slot.kind != "tensor":
                 raise DelegateError(f"{self.where} takes or returns a plain {slot.kind}; this executor passes tensors.")
 

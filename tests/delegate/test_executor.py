@@ -116,6 +116,20 @@ def test_the_delegates_order_of_arguments_is_its_own(pte: PteFile, doctor_graph:
     assert np.array_equal(found, expected)
 
 
+def test_an_input_that_the_model_does_not_use_is_taken_and_not_handed_on(pte: PteFile) -> None:
+    """Torch leaves it in the signature; the delegate never sees it."""
+
+    def add_input(method: Method) -> Method:
+        values = (*method.values, method.values[method.input_ids[0]])
+        return replace(method, values=values, input_ids=(len(values) - 1, *method.input_ids))
+
+    tokens, positions = mx.array([[3, 1]], mx.int64), mx.arange(2, dtype=mx.int64)
+    (expected,) = MlxMethod(pte, cache=cache())(tokens, positions)
+    method = MlxMethod(doctored_method(pte, add_input), cache=cache())
+    (found,) = method(mx.zeros((1, 4), mx.int64), tokens, positions)
+    assert mx.array_equal(found, expected)
+
+
 CALLS = {
     "too few": ([(1, 3)], "takes 2 inputs; 1 were given."),
     "too many": ([(1, 3), (3,), (3,)], "takes 2 inputs; 3 were given."),
@@ -269,8 +283,12 @@ METHODS: dict[str, tuple[Callable[[Method], Method], str]] = {
         with_call(args=(0,)),
         " hands 1 values to a delegate of 2 inputs and 1 outputs. The file is damaged.",
     ),
-    "inputs unseen": (
+    "an input handed on twice": (
         with_call(args=(0, 0, 2)),
+        " has inputs or outputs its delegate does not see. The file is damaged.",
+    ),
+    "something else handed on": (
+        with_call(args=(0, 2, 2)),
         " has inputs or outputs its delegate does not see. The file is damaged.",
     ),
     "outputs unseen": (

@@ -45,7 +45,7 @@ def test_a_division_by_0_is_refused(name: str) -> None:
         OPERATORS[name](a=1, b=0)
 
 
-@pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.uint32], ids=str)
+@pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.uint32, mx.uint8, mx.int8], ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
 def test_an_item_is_the_one_element(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
     item = OPERATORS["ItemIntNode"](x=mx.full(shape, 77, dtype=dtype))
@@ -53,16 +53,19 @@ def test_an_item_is_the_one_element(shape: tuple[int, ...], dtype: mx.Dtype) -> 
     assert item == 77
 
 
+def test_a_bool_is_1_or_0() -> None:
+    assert [OPERATORS["ItemIntNode"](x=mx.array(value)) for value in (True, False)] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("x", "shown"),
     [
         (mx.array([1, 2]), "[2] of mlx.core.int32"),
         (mx.array(1.0), "[] of mlx.core.float32"),
-        (mx.array(True), "[] of mlx.core.bool"),
         (mx.array([], mx.int32), "[0] of mlx.core.int32"),
     ],
 )
 def test_an_item_of_several_or_of_no_whole_numbers_is_refused(x: mx.array, shown: str) -> None:
-    expected = f"ItemIntNode reads {shown}; expected one int32 or int64."
+    expected = f"ItemIntNode reads {shown}; expected one whole number."
     with pytest.raises(DelegateError, match=f"^{re.escape(expected)}$"):
         OPERATORS["ItemIntNode"](x=x)

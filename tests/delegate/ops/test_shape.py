@@ -73,6 +73,20 @@ def test_a_split_by_nothing_is_refused() -> None:
         OPERATORS["SplitNode"](x=mx.array(CUBE), sizes=(0,), axis=0)
 
 
+@pytest.mark.parametrize("sizes", [(-1, 2), (2**31 - 1, 1, 1), (1, -1)], ids=str)
+def test_a_split_into_impossible_sizes_is_refused(sizes: tuple[int, ...]) -> None:
+    expected = f"SplitNode has sizes {list(sizes)}; expected none below 0 and int32 ends."
+    with pytest.raises(DelegateError, match=f"^{re.escape(expected)}$"):
+        OPERATORS["SplitNode"](x=mx.array(CUBE), sizes=sizes, axis=0)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 1)])
+@pytest.mark.parametrize("axis", [3, -4])
+def test_a_split_of_an_axis_that_is_not_there_is_refused(axis: int, sizes: tuple[int, ...]) -> None:
+    with pytest.raises(DelegateError, match=f"^SplitNode has axis {axis} on an array of 3 dimensions\\.$"):
+        OPERATORS["SplitNode"](x=mx.array(CUBE), sizes=sizes, axis=axis)
+
+
 @pytest.mark.parametrize(
     ("dims", "shape"),
     [(None, (3, 4)), ((), (3, 4)), ((0,), (3, 1, 4, 1)), ((-1, 2), (1, 3, 4)), ((1, 7), (1, 3, 1, 4, 1))],
