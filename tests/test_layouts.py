@@ -22,6 +22,7 @@ from pipeline.cli.main import main
 from pipeline.model import attention
 from pipeline.model.checkpoint import load_model
 from pipeline.model.geometry import geometry_of, within_context
+from pipeline.model.suitability import refuse_unsuitable
 from pipeline.pte import PteFile
 from pipeline.runtime.decoder import Decoder
 from pipeline.spec import BuildSpec, HubSource
@@ -34,7 +35,6 @@ from tests.tiny_models import SIZES, VOCAB_SIZE, library_warnings_ignored, save_
 HUB = Path(__file__).resolve().parents[1] / "manifests" / "hub"
 
 NARROW = {"hidden_size": 32, "intermediate_size": 48, "pad_token_id": 2}
-PAD = NARROW["pad_token_id"]
 
 # Float32 rounding of 36 layers is about 3e-6 of the logits' spread; a lost token of history costs 1e-2 and more.
 CLOSE = 1e-4
@@ -60,8 +60,11 @@ class Layout:
     scores: float | None = None
 
 
-# A window of 512 wraps.
-BEYOND_512 = [512, 64, 1, 1, 1]
+LONGEST_STEP = 64
+"""Of the artifacts built here; as the manifests say, proving each would take longer than building it."""
+
+BEYOND_512 = [*[64] * 9, 1, 1, 1]
+"""Rings of 512 wrap."""
 
 LAYOUTS = {
     "llama-3.2-1b-instruct": Layout(
@@ -249,27 +252,29 @@ def model(layout: Layout, implementation: str = "eager") -> Any:
 
 
 def spec_of(name: str) -> BuildSpec:
-    """What the hub's manifest asks for, in float32 and not quantized, so that the comparison is tight."""
+    """What the hub's manifest asks for, but in float32 and not quantized, so that the comparison is tight."""
     spec = plan.steps_of(manifest.load(HUB / f"{name}.yaml"))[plan.BUILD].spec
     assert isinstance(spec, BuildSpec)
     return replace(spec, dtype="fp32", linear="none", embedding="none")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_caches_are_those_of_the_published_layout(name: str) -> None:
+def test_the_caches_are_those_of_the_published_layout_and_the_manifest_keeps_to_its_limits(name: str) -> None:
     with library_warnings_ignored():
         attention.register()
-    caches = within_context(
-        geometry_of(model(LAYOUTS[name], attention.IMPLEMENTATION)), max_context_len=spec_of(name).max_context_len
-    )
+    made, spec = model(LAYOUTS[name], attention.IMPLEMENTATION), spec_of(name)
+    caches = within_context(geometry_of(made), spec.max_context_len)
     assert [(cache.num_kv_heads, cache.head_dim, cache.window) for cache in caches] == LAYOUTS[name].caches
+    assert spec.max_seq_len <= min((cache.window for cache in caches if cache.window), default=spec.max_seq_len)
+    assert spec.max_context_len <= LAYOUTS[name].published["max_position_embeddings"]
+    refuse_unsuitable(made.config.get_text_config(), max_context_len=spec.max_context_len)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_an_artifact_of_full_depth_publishes_the_layout_and_decodes_as_its_model(name: str, tmp_path: Path) -> None:
-    """A minute each: lowering takes about two seconds a layer."""
-    layout, spec = LAYOUTS[name], spec_of(name)
+    """About a minute each, gemma-4 two: lowering takes two seconds a layer and more."""
+    layout, spec = LAYOUTS[name], replace(spec_of(name), max_seq_len=LONGEST_STEP)
     snapshot, out = tmp_path / "snapshot", tmp_path / "out"
     model(layout).save_pretrained(snapshot)
     save_tokenizer(snapshot)

@@ -11,7 +11,7 @@ from pipeline.delegate import dtypes
 from pipeline.delegate.ops import OPERATORS, metal
 from pipeline.delegate.ops.attention import Cache, UpdateAndAttend
 from pipeline.delegate.ops.creation import check_allocation
-from pipeline.delegate.plan import Operator, Slots, plan_chain
+from pipeline.delegate.plan import FAILURES, Operator, Slots, plan_chain
 from pipeline.errors import DelegateError
 from pipeline.pte import Delegate, Method, PteFile, Slot, TensorValue, parse_mlx_payload
 
@@ -45,7 +45,7 @@ class MlxMethod:
                 call(self._slots)
         self._constants = self._slots.tensors[: graph.num_constant_tensors]
         self._fresh = self._buffers = self._buffers_in_slots()
-        mx.eval(self._constants, self._buffers)
+        self._evaluate(self._constants, self._buffers)
         self._plan = plan_chain(graph, graph.main_chain, operators)
 
     def __call__(self, *arrays: mx.array) -> list[mx.array]:
@@ -55,13 +55,14 @@ class MlxMethod:
         between = graph.mutable_tids.start - graph.num_constant_tensors
         slots.tensors = [*self._constants, *[None] * between, *self._buffers, *[None] * graph.num_temp_tensors]
         for slot, array in zip(self._input_slots, arrays, strict=True):
-            slots.tensors[slot.idx] = array
+            if slot is not None:
+                slots.tensors[slot.idx] = array
         try:
             for call in self._plan:
                 call(slots)
             outputs = [self._output(slots.tensors[slot.idx], i) for i, slot in enumerate(self._output_slots)]
             buffers = self._buffers_in_slots()
-            mx.eval(outputs, buffers)
+            self._evaluate(outputs, buffers)
         except BaseException:
             if self._cache is not None:
                 self._cache.abandon_step()
@@ -76,6 +77,13 @@ class MlxMethod:
     def reset(self) -> None:
         """Forgets what the mutable buffers hold. A bound cache is its owner's to reset."""
         self._buffers = self._fresh
+
+    def _evaluate(self, *arrays: list[mx.array]) -> None:
+        """MLX computes only now: what it has no kernel for shows here."""
+        try:
+            mx.eval(*arrays)
+        except FAILURES as error:
+            raise DelegateError(f"{self.where} failed on {mx.default_device()}: {error}") from error
 
     def _zeros(self) -> list[mx.array]:
         """What the mutable buffers begin as, whatever they held when the model was exported, as on the device."""
@@ -120,13 +128,16 @@ class MlxMethod:
                 f"{len(graph.output_map)} outputs. The file is damaged."
             )
         given, made = arguments[: len(graph.input_map)], arguments[len(graph.input_map) :]
-        if sorted(given) != sorted(method.input_ids) or not set(method.output_ids) <= set(made):
+        unseen = not set(given) <= set(method.input_ids) or not set(method.output_ids) <= set(made)
+        if unseen or len(set(given)) < len(given):
             raise DelegateError(f"{self.where} has inputs or outputs its delegate does not see. The file is damaged.")
         self.inputs = tuple(self._tensor(value) for value in method.inputs)
         self.outputs = tuple(self._tensor(value) for value in method.outputs)
-        self._input_slots = tuple(graph.input_map[given.index(value)] for value in method.input_ids)
+        slots = dict(zip(given, graph.input_map, strict=True))
+        # An input that the model does not use is not handed on.
+        self._input_slots = tuple(slots.get(value) for value in method.input_ids)
         self._output_slots = tuple(graph.output_map[made.index(value)] for value in method.output_ids)
-        for slot in (*self._input_slots, *self._output_slots):
+        for slot in (*slots.values(), *self._output_slots):
             if slot.kind != "tensor":
                 raise DelegateError(f"{self.where} takes or returns a plain {slot.kind}; this executor passes tensors.")
 

@@ -27,8 +27,9 @@ def _convolution(num_axes: int, function: Callable[..., mx.array], *names: str) 
                 f"a convolution has {groups} groups and weights {list(w.shape)}; expected some of both."
             )
         sizes = {name: tuple(fields[name + suffix] for suffix in SUFFIXES[num_axes]) for name in names}
-        if min(min(sizes["padding"]), min(sizes.get("output_padding", (0,)))) < 0:
-            raise DelegateError(f"a convolution has padding {sizes}; expected none below 0.")
+        lowest = min((*sizes["padding"], *sizes.get("output_padding", ())))
+        if lowest < 0:
+            raise DelegateError(f"a convolution has a padding of {lowest}; expected none below 0.")
         options = {name: size[0] if num_axes == 1 else size for name, size in sizes.items()}
         return function(x, w, groups=groups, **options)
 

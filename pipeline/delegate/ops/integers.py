@@ -15,10 +15,10 @@ from pipeline.errors import DelegateError
 
 
 def item(x: mx.array) -> int:
-    """The one element of a tensor. The runtime reads its first four bytes as they are, so only integers make sense."""
-    if x.size != 1 or x.dtype not in (mx.int32, mx.int64, mx.uint32):
-        raise DelegateError(f"ItemIntNode reads {list(x.shape)} of {x.dtype}; expected one int32 or int64.")
-    return cast(int, x.item())
+    """The one element of a tensor. The runtime reads its bytes as they are, so it is a whole number or a bool."""
+    if x.size != 1 or mx.issubdtype(x.dtype, mx.inexact):
+        raise DelegateError(f"ItemIntNode reads {list(x.shape)} of {x.dtype}; expected one whole number.")
+    return int(cast(int, x.item()))
 
 
 def sym_size(a: mx.array, dim: int) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from pipeline.delegate.ops.precision import widened
+
 
 def addmm(mat1: mx.array, mat2: mx.array, bias: mx.array | None, alpha: float, beta: float) -> mx.array:
     """beta * bias + alpha * (mat1 @ mat2); without a bias the plain product, whatever alpha and beta say."""
@@ -38,7 +40,9 @@ def gather_mm(
     That the indices are sorted is a hint; the flag is one computed at run time and goes before the literal.
     """
     hint = sorted_indices if sorted_indices_flag is None else bool(sorted_indices_flag)
-    return mx.gather_mm(a, b, lhs_indices=lhs_indices, rhs_indices=rhs_indices, sorted_indices=hint)
+    # On a CPU, MLX gathers float32 alone.
+    found = mx.gather_mm(widened(a), widened(b), lhs_indices=lhs_indices, rhs_indices=rhs_indices, sorted_indices=hint)
+    return found.astype(mx.result_type(a, b))
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {

@@ -14,12 +14,15 @@ from pipeline.errors import DelegateError
 
 def split(x: mx.array, sizes: tuple[int, ...], axis: int) -> list[mx.array]:
     """One size cuts pieces of it, the last one short; several are the pieces' sizes, the last taking the rest."""
-    if len(sizes) > 1:
-        return list(mx.split(x, list(accumulate(sizes[:-1])), axis=axis))
-    (size,) = sizes
-    if size < 1:
-        raise DelegateError(f"SplitNode has size {size}; expected at least 1.")
-    return list(mx.split(x, list(range(size, x.shape[axis], size)), axis=axis))
+    # MLX would end the whole process over an axis that is not there and over an end that is no int32.
+    if not -x.ndim <= axis < x.ndim:
+        raise DelegateError(f"SplitNode has axis {axis} on an array of {x.ndim} dimensions.")
+    if len(sizes) == 1 and sizes[0] < 1:
+        raise DelegateError(f"SplitNode has size {sizes[0]}; expected at least 1.")
+    if any(size < 0 for size in sizes) or sum(sizes[:-1]) >= 2**31:
+        raise DelegateError(f"SplitNode has sizes {list(sizes)}; expected none below 0 and int32 ends.")
+    ends = range(sizes[0], x.shape[axis], sizes[0]) if len(sizes) == 1 else accumulate(sizes[:-1])
+    return list(mx.split(x, list(ends), axis=axis))
 
 
 def squeeze(x: mx.array, dims: tuple[int, ...] | None) -> mx.array:
