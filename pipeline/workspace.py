@@ -18,7 +18,7 @@ from pipeline.errors import FetchError, PipelineError, StepError
 from pipeline.plan import BUILD, BUNDLE, FETCH, QUANTIZE, SMOKE, VERIFY, Step
 from pipeline.snapshot import QUANTIZATION_REPORT, is_tokenizer_file
 from pipeline.spec import BuildSpec
-from pipeline.steps import bundle, quantize, smoke, verify
+from pipeline.steps import build, bundle, quantize, smoke, verify
 from pipeline.steps.process import run_step
 from pipeline.store import Object, Receipt, Store
 from pipeline.store.digests import DigestMemo
@@ -71,6 +71,8 @@ class Workspace:
             return []
         if step.name == QUANTIZE:
             return quantize.summary(self._report(receipt, QUANTIZATION_REPORT))
+        if step.name == BUILD:
+            return [f"  note: {note}" for note in self._report(receipt, build.REPORT)["notes"]]
         if step.name == SMOKE:
             return smoke.summary(self._report(receipt, smoke.REPORT))
         if step.name == BUNDLE:

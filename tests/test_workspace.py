@@ -88,7 +88,7 @@ def pretend(root: Path, step: Step, outputs: dict[str, bytes]) -> None:
 
 MADE = {
     "quantize": {"quantized.safetensors": b"small weights", "quantization.json": b'{"layers": []}'},
-    "build": {"model.pte": b"pte"},
+    "build": {"model.pte": b"pte", "report.json": b'{"notes": ["padded"]}'},
     "verify": {"metadata.json": b"{}\n"},
     "smoke": {"smoke.json": b'{"prompts": []}'},
 }
@@ -129,6 +129,10 @@ def test_a_step_is_refused_while_those_before_it_are_not_finished(root: Path, st
     with pytest.raises(StepError) as caught:
         run(root, steps[BUILD])
     assert str(caught.value) == "build:tiny: a step before it is not finished. Run doit build:tiny."
+
+
+def test_what_a_build_noted_is_told_when_it_is_done(bundled: Workspace, steps: dict[str, Step]) -> None:
+    assert bundled.summary(steps[BUILD]) == ["  note: padded"]
 
 
 def test_an_edited_model_makes_its_steps_stale_and_an_edit_undone_makes_them_current(
@@ -184,7 +188,7 @@ def test_a_step_that_cannot_read_its_input_names_it_by_the_step(root: Path, step
 def test_a_bundle_holds_what_a_user_ships_and_nothing_else(bundled: Workspace, steps: dict[str, Step]) -> None:
     directory = bundled.bundle_path(steps[BUNDLE])
     found = {file.name: file.read_bytes() for file in directory.iterdir()}
-    reports = {"metadata.json", "quantization.json", "smoke.json", "build.json"}
+    reports = {"metadata.json", "quantization.json", "report.json", "smoke.json", "build.json"}
     assert set(found) == {"model.pte", "tokenizer.json", "chat_template.jinja"} | reports
     assert found["model.pte"] == b"pte"
     assert found["tokenizer.json"] == FILES["tokenizer.json"]

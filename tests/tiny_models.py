@@ -97,23 +97,26 @@ def save_snapshot(directory: Path, model_type: str, **changes: Any) -> Path:
 
 
 def save_tokenizer(directory: Path, **changes: Any) -> None:
+    """``directory`` has the files of a tokenizer."""
+    tokenizer(**changes).save_pretrained(directory)
+
+
+def tokenizer(**changes: Any) -> Any:
     """One token per byte, after the four special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     vocab = {token: index for index, token in enumerate(["<s>", "</s>", "<pad>", "<unk>"])}
     vocab |= {byte: len(vocab) + index for index, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    bytes_only = Tokenizer(models.BPE(vocab, []))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_only.decoder = decoders.ByteLevel()
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     template = (
         "<s>{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
-    PreTrainedTokenizerFast(
-        **{"tokenizer_object": tokenizer, "chat_template": template, **special, **changes}
-    ).save_pretrained(directory)
+    return PreTrainedTokenizerFast(**{"tokenizer_object": bytes_only, "chat_template": template, **special, **changes})
 
 
 def edit_json(path: Path, *removed: str, **changes: Any) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import mlx.core as mx
 
 from pipeline.delegate import dtypes
-from pipeline.delegate.ops import OPERATORS
+from pipeline.delegate.ops import OPERATORS, metal
 from pipeline.delegate.ops.attention import Cache, UpdateAndAttend
-from pipeline.delegate.plan import Operator, Slots, plan_chain
+from pipeline.delegate.ops.creation import check_allocation
+from pipeline.delegate.plan import FAILURES, Operator, Slots, plan_chain
 from pipeline.errors import DelegateError
 from pipeline.pte import Delegate, Method, PteFile, Slot, TensorValue, parse_mlx_payload
 
@@ -20,7 +21,8 @@ BACKEND_ID = "MLXBackend"
 class MlxMethod:
     """Call it with one array per input; it returns one array per output, evaluated.
 
-    A call that fails leaves the bound cache as it was. Raises DelegateError for inputs of another number, dtype or
+    What the graph keeps from one call to the next is in mutable buffers of this object's own, or in the bound cache; a
+    call that fails leaves both as they were. Raises DelegateError for inputs of another number, dtype or
     shape than the method declares, and CacheError when the cache refuses the step.
     """
 
@@ -33,42 +35,72 @@ class MlxMethod:
         delegate, arguments = self._only_delegate(method)
         self._graph = graph = parse_mlx_payload(delegate.payload)
         self._bind_signature(method, arguments)
-        if graph.num_mutable_buffer_tensors:
-            raise DelegateError(
-                f"{self.where} keeps state in {graph.num_mutable_buffer_tensors} mutable buffers; this executor runs "
-                "graphs whose state is in an off-graph cache."
-            )
+        metal.refuse_elsewhere(graph, self.where)
         self._slots = Slots(graph.num_tensors, graph.num_values)
         self._load_constants(pte)
+        self._slots.tensors[graph.mutable_tids.start : graph.mutable_tids.stop] = self._zeros()
         operators: dict[str, Operator] = {**OPERATORS, "UpdateAndAttendNode": UpdateAndAttend(cache)}
         if graph.init_chain is not None:
             for call in plan_chain(graph, graph.init_chain, operators, init=True):
                 call(self._slots)
         self._constants = self._slots.tensors[: graph.num_constant_tensors]
-        mx.eval(self._constants)
+        self._fresh = self._buffers = self._buffers_in_slots()
+        self._evaluate(self._constants, self._buffers)
         self._plan = plan_chain(graph, graph.main_chain, operators)
 
     def __call__(self, *arrays: mx.array) -> list[mx.array]:
         """One execution. int64 token ids and positions go in as they are; outputs have the method's dtypes."""
         self._check_inputs(arrays)
         graph, slots = self._graph, self._slots
-        slots.tensors = [*self._constants, *[None] * (graph.num_tensors - graph.num_constant_tensors)]
+        between = graph.mutable_tids.start - graph.num_constant_tensors
+        slots.tensors = [*self._constants, *[None] * between, *self._buffers, *[None] * graph.num_temp_tensors]
         for slot, array in zip(self._input_slots, arrays, strict=True):
-            slots.tensors[slot.idx] = array
+            if slot is not None:
+                slots.tensors[slot.idx] = array
         try:
             for call in self._plan:
                 call(slots)
             outputs = [self._output(slots.tensors[slot.idx], i) for i, slot in enumerate(self._output_slots)]
-            mx.eval(outputs)
+            buffers = self._buffers_in_slots()
+            self._evaluate(outputs, buffers)
         except BaseException:
             if self._cache is not None:
                 self._cache.abandon_step()
             raise
         finally:
             slots.tensors = []
+        self._buffers = buffers
         if self._cache is not None:
             self._cache.commit_step()
         return outputs
+
+    def reset(self) -> None:
+        """Forgets what the mutable buffers hold. A bound cache is its owner's to reset."""
+        self._buffers = self._fresh
+
+    def _evaluate(self, *arrays: list[mx.array]) -> None:
+        """MLX computes only now: what it has no kernel for shows here."""
+        try:
+            mx.eval(*arrays)
+        except FAILURES as error:
+            raise DelegateError(f"{self.where} failed on {mx.default_device()}: {error}") from error
+
+    def _zeros(self) -> list[mx.array]:
+        """What the mutable buffers begin as, whatever they held when the model was exported, as on the device."""
+        buffers = []
+        for tid in self._graph.mutable_tids:
+            meta = self._graph.meta(tid)
+            shape = [dim.value for dim in meta.shape] if meta else [None]
+            if meta is None or None in shape:
+                raise DelegateError(f"{self.where}: mutable buffer {tid} has no static shape. The file is damaged.")
+            sizes = tuple(size for size in shape if size is not None)
+            dtype = dtypes.of_name(meta.dtype, f"{self.where}: mutable buffer {tid}")
+            check_allocation(f"{self.where}: mutable buffer {tid}", sizes, dtype)
+            buffers.append(mx.zeros(sizes, dtype))
+        return buffers
+
+    def _buffers_in_slots(self) -> list[mx.array]:
+        return self._slots.tensors[self._graph.mutable_tids.start : self._graph.mutable_tids.stop]
 
     def _only_delegate(self, method: Method) -> tuple[Delegate, tuple[int, ...]]:
         """The delegate that is the whole body of the method, and the values that it is handed."""
@@ -96,13 +128,16 @@ class MlxMethod:
                 f"{len(graph.output_map)} outputs. The file is damaged."
             )
         given, made = arguments[: len(graph.input_map)], arguments[len(graph.input_map) :]
-        if sorted(given) != sorted(method.input_ids) or not set(method.output_ids) <= set(made):
+        unseen = not set(given) <= set(method.input_ids) or not set(method.output_ids) <= set(made)
+        if unseen or len(set(given)) < len(given):
             raise DelegateError(f"{self.where} has inputs or outputs its delegate does not see. The file is damaged.")
         self.inputs = tuple(self._tensor(value) for value in method.inputs)
         self.outputs = tuple(self._tensor(value) for value in method.outputs)
-        self._input_slots = tuple(graph.input_map[given.index(value)] for value in method.input_ids)
+        slots = dict(zip(given, graph.input_map, strict=True))
+        # An input that the model does not use is not handed on.
+        self._input_slots = tuple(slots.get(value) for value in method.input_ids)
         self._output_slots = tuple(graph.output_map[made.index(value)] for value in method.output_ids)
-        for slot in (*self._input_slots, *self._output_slots):
+        for slot in (*slots.values(), *self._output_slots):
             if slot.kind != "tensor":
                 raise DelegateError(f"{self.where} takes or returns a plain {slot.kind}; this executor passes tensors.")
 

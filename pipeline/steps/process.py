@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import logging
 import os
 import pickle
 import signal
@@ -137,10 +136,6 @@ def _kill_group(pid: int) -> None:
 
 
 def _main(events_fd: int) -> int:
-    # What our own modules tell of their work is for the log; libraries have loggers of their own.
-    logger = logging.getLogger("pipeline")
-    logger.addHandler(logging.StreamHandler(sys.stdout))
-    logger.setLevel(logging.INFO)
     name, arguments = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     with os.fdopen(events_fd, "w", encoding="utf-8", buffering=1) as events:

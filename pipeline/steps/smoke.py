@@ -201,7 +201,8 @@ def _feed_beyond_windows(decoder: Any, answer: Answer, declared: int | None) -> 
     only beyond it.
     """
     windows = [cache.window for cache in decoder.contract.caches if cache.window]
-    windows += [declared] if declared else []
+    # A declared window that no text outgrows is none.
+    windows += [declared] if declared and declared < decoder.contract.max_context_len else []
     if not windows:
         return
     chunk = decoder.contract.max_seq_len

@@ -15,10 +15,22 @@ from pipeline.contract import CacheGeometry
 from pipeline.delegate import executor
 from pipeline.delegate.executor import MlxMethod
 from pipeline.errors import CacheError, DelegateError, PteError
-from pipeline.pte import Instruction, MlxGraph, Node, PteFile, Slot, TensorValue, Tid
+from pipeline.pte import (
+    Instruction,
+    MlxGraph,
+    Node,
+    PteFile,
+    Slot,
+    TensorMeta,
+    TensorValue,
+    Tid,
+    Vid,
+    parse_mlx_payload,
+)
+from pipeline.pte.mlx_graph import Dim
 from pipeline.pte.program import IntValue, Method
 from pipeline.runtime.kv_cache import KVCache
-from tests.tiny_models import Artifact
+from tests.tiny_models import Artifact, library_warnings_ignored
 
 CACHES = (CacheGeometry(num_kv_heads=2, head_dim=16, window=0), CacheGeometry(num_kv_heads=2, head_dim=16, window=8))
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -102,6 +114,20 @@ def test_the_delegates_order_of_arguments_is_its_own(pte: PteFile, doctor_graph:
 
     found = step(MlxMethod(doctored_method(pte, swap), cache=cache()), TOKENS[:3], 0)
     assert np.array_equal(found, expected)
+
+
+def test_an_input_that_the_model_does_not_use_is_taken_and_not_handed_on(pte: PteFile) -> None:
+    """Torch leaves it in the signature; the delegate never sees it."""
+
+    def add_input(method: Method) -> Method:
+        values = (*method.values, method.values[method.input_ids[0]])
+        return replace(method, values=values, input_ids=(len(values) - 1, *method.input_ids))
+
+    tokens, positions = mx.array([[3, 1]], mx.int64), mx.arange(2, dtype=mx.int64)
+    (expected,) = MlxMethod(pte, cache=cache())(tokens, positions)
+    method = MlxMethod(doctored_method(pte, add_input), cache=cache())
+    (found,) = method(mx.zeros((1, 4), mx.int64), tokens, positions)
+    assert mx.array_equal(found, expected)
 
 
 CALLS = {
@@ -257,8 +283,12 @@ METHODS: dict[str, tuple[Callable[[Method], Method], str]] = {
         with_call(args=(0,)),
         " hands 1 values to a delegate of 2 inputs and 1 outputs. The file is damaged.",
     ),
-    "inputs unseen": (
+    "an input handed on twice": (
         with_call(args=(0, 0, 2)),
+        " has inputs or outputs its delegate does not see. The file is damaged.",
+    ),
+    "something else handed on": (
+        with_call(args=(0, 2, 2)),
         " has inputs or outputs its delegate does not see. The file is damaged.",
     ),
     "outputs unseen": (
@@ -278,10 +308,40 @@ def test_a_method_unlike_what_it_declares_is_refused(pte: PteFile, case: str) ->
     assert found == f"model.pte: forward{expected}"
 
 
+def with_buffer(graph: MlxGraph, meta: TensorMeta) -> MlxGraph:
+    """The graph, its first temporary a mutable buffer."""
+    metas = (*graph.tensor_meta, *[None] * (graph.num_tensors - len(graph.tensor_meta)))
+    first = graph.mutable_tids.start
+    return replace(graph, num_mutable_buffer_tensors=1, tensor_meta=(*metas[:first], meta, *metas[first + 1 :]))
+
+
+def with_groups_of_16(graph: MlxGraph) -> MlxGraph:
+    """Its logits a product with a weight in groups that MLX has no kernel for."""
+    x, w, scales = (Tid(graph.mutable_tids.stop + index) for index in range(3))
+    made = [(x, (1, 1, 256), 6), (w, (VOCAB_SIZE, 32), 28), (scales, (VOCAB_SIZE, 16), 6)]
+    nodes = [Node("FullNode", {"out": out, "shape": shape, "v": 1.0, "scalar_type": code}) for out, shape, code in made]
+    layout = {"biases": scales, "group_size": 16, "bits": 4, "mode": "affine", "transpose": True}
+    out = Tid(graph.output_map[0].idx)
+    product = Node("QuantizedMatmulNode", {"x": x, "w": w, "scales": scales, "out": out, **layout})
+    return replace(graph, chains=((*graph.chains[0], *nodes, product), *graph.chains[1:]))
+
+
 GRAPHS: dict[str, tuple[Callable[[MlxGraph], MlxGraph], str]] = {
-    "mutable buffers": (
+    "a shapeless buffer": (
         lambda graph: replace(graph, num_mutable_buffer_tensors=2),
-        " keeps state in 2 mutable buffers; this executor runs graphs whose state is in an off-graph cache.",
+        ": mutable buffer {first} has no static shape. The file is damaged.",
+    ),
+    "an empty buffer": (
+        lambda graph: with_buffer(graph, TensorMeta((Dim(0), Dim(3)), "float32")),
+        ": mutable buffer {first} makes [0, 3] of mlx.core.float32; expected sizes above 0 and at most 4 GiB.",
+    ),
+    "a buffer too large": (
+        lambda graph: with_buffer(graph, TensorMeta((Dim(2**30), Dim(2)), "float32")),
+        ": mutable buffer {first} makes [1073741824, 2] of mlx.core.float32; expected sizes above 0 and at most 4 GiB.",
+    ),
+    "a kernel that MLX lacks": (
+        with_groups_of_16,
+        f" failed on {mx.default_device()}: Quantization group size must be 32, 64 or 128.",
     ),
     "a plain input": (
         lambda graph: replace(graph, input_map=(Slot("int", 0), graph.input_map[1])),
@@ -306,18 +366,18 @@ GRAPHS: dict[str, tuple[Callable[[MlxGraph], MlxGraph], str]] = {
 def test_a_graph_that_could_not_run_right_is_refused(pte: PteFile, doctor_graph: DoctorGraph, case: str) -> None:
     change, expected = GRAPHS[case]
     doctor_graph(change)
+    first = parse_mlx_payload(pte.program.methods["forward"].delegates[0].payload).mutable_tids.start
     found = refusal(DelegateError, lambda: step(MlxMethod(pte, cache=cache()), [1], 0))
-    assert found == f"model.pte: forward{expected}"
+    assert found == f"model.pte: forward{expected.format(first=first)}"
 
 
 def test_a_graph_with_an_unknown_node_is_refused_at_load(pte: PteFile, doctor_graph: DoctorGraph) -> None:
     def change(graph: MlxGraph) -> MlxGraph:
-        return replace(graph, chains=((Node("ScanNode", {}),), *graph.chains[1:]))
+        return replace(graph, chains=((Node("NewNode", {}),), *graph.chains[1:]))
 
     doctor_graph(change)
     found = refusal(DelegateError, lambda: MlxMethod(pte, cache=cache()))
-    assert found.startswith("the graph uses ScanNode, which this executor does not implement, so the artifact")
-    assert "UpdateAndAttendNode" in found
+    assert found.startswith("the graph uses NewNode, which this executor does not implement, so the artifact")
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -335,6 +395,79 @@ def test_the_init_chain_runs_once_and_its_constants_stay(pte: PteFile, doctor_gr
     for start in (0, 4):
         expected, found = (step(each, TOKENS[start : start + 4], start) for each in (plain, method))
         assert np.array_equal(found, expected) == (times == 2)
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PteFile]:
+    """Adds what it is given to a buffer, which was not zero when it was exported, and returns the sum."""
+    import torch
+
+    from pipeline.model import serializer
+
+    serializer.provide()
+    with library_warnings_ignored():
+        from executorch.backends.mlx import MLXPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total.add_(x)
+            return self.total * 2
+
+    with library_warnings_ignored():
+        program = torch.export.export(Counter(), (torch.zeros(3),), strict=False)
+        edge = to_edge_transform_and_lower(program, partitioner=[MLXPartitioner()])
+        path = tmp_path_factory.mktemp("counter") / "counter.pte"
+        path.write_bytes(edge.to_executorch().buffer)
+    with PteFile.open(path) as opened:
+        yield opened
+
+
+class TestMutableBuffers:
+    """What the graph keeps from one call to the next."""
+
+    def test_they_begin_as_zeros_and_carry_over(self, counter: PteFile) -> None:
+        method = MlxMethod(counter)
+        sums = [method(mx.array([1.0, 2.0, 3.0]))[0].tolist() for _ in range(3)]
+        assert sums == [[2.0, 4.0, 6.0], [4.0, 8.0, 12.0], [6.0, 12.0, 18.0]]
+
+    def test_every_method_loaded_has_its_own(self, counter: PteFile) -> None:
+        first, second = MlxMethod(counter), MlxMethod(counter)
+        first(mx.ones(3))
+        assert first(mx.ones(3))[0].tolist() == [4.0] * 3
+        assert second(mx.ones(3))[0].tolist() == [2.0] * 3
+
+    def test_reset_forgets_them(self, counter: PteFile) -> None:
+        method = MlxMethod(counter)
+        method(mx.ones(3))
+        method.reset()
+        assert method(mx.ones(3))[0].tolist() == [2.0] * 3
+
+    def test_a_call_that_fails_leaves_them_as_they_were(self, counter: PteFile, doctor_graph: DoctorGraph) -> None:
+        """An instruction at the end fails when the first sum is 0; by then the buffer is written."""
+
+        def divide(graph: MlxGraph) -> MlxGraph:
+            (result,) = graph.output_map
+            first, number = Tid(graph.num_tensors), Vid(graph.num_values)
+            nodes = (
+                Node("TakeNode", {"x": Tid(result.idx), "index": 0, "axis": 0, "out": first}),
+                Node("AsTypeNode", {"x": first, "scalar_type": 3, "out": first}),
+                Node("ItemIntNode", {"x": first, "out": number}),
+                Node("ModIntNode", {"a": 1, "b": number, "out": number}),
+            )
+            counts = {"num_temp_tensors": graph.num_temp_tensors + 1, "num_values": graph.num_values + 1}
+            return replace(graph, chains=((*graph.chains[0], *nodes), *graph.chains[1:]), **counts)
+
+        doctor_graph(divide)
+        method = MlxMethod(counter)
+        method(mx.ones(3))
+        found = refusal(DelegateError, lambda: method(mx.array([-1.0, 5.0, 5.0])))
+        assert found == "an integer is divided by 0; a size or position that the graph computes is wrong."
+        assert method(mx.ones(3))[0].tolist() == [4.0] * 3
 
 
 class TestDamagedConstants:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import logging
+import json
 import re
 import time
 from collections.abc import Callable
@@ -152,7 +152,7 @@ def built(snapshot: Path, out: Path, spec: BuildSpec = SPEC) -> Path:
     out.mkdir(exist_ok=True)
     with library_warnings_ignored():
         build.run(spec, snapshot, out, lambda stage: None)
-    assert [file.name for file in out.iterdir()] == ["model.pte"]
+    assert sorted(file.name for file in out.iterdir()) == ["model.pte", "report.json"]
     return out / "model.pte"
 
 
@@ -200,6 +200,33 @@ def test_a_context_beyond_the_model_is_refused_before_anything_is_loaded(tmp_pat
     with pytest.raises(ExportError, match="Lower max_context_len to 128"):
         build.run(replace(SPEC, max_context_len=129), save_snapshot(tmp_path, "llama"), tmp_path, stages.append)
     assert stages == ["importing"]
+
+
+def test_the_limit_of_a_composite_is_its_language_models(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"model_type": "gemma4", "text_config": {"model_type": "gemma4_text", "max_position_embeddings": 96}}
+        )
+    )
+    with pytest.raises(
+        ExportError, match=r"^max_context_len is 128; .* at most 96 positions .* Lower max_context_len to"
+    ):
+        build.run(replace(SPEC, max_context_len=128), tmp_path, tmp_path, lambda stage: None)
+
+
+def test_the_report_tells_where_each_end_is_named_and_what_is_odd(tmp_path: Path) -> None:
+    snapshot = save_snapshot(tmp_path / "snapshot", "llama", num_hidden_layers=1, vocab_size=272)
+    edit_json(snapshot / "generation_config.json", eos_token_id=[EOS, 270])
+    save_tokenizer(snapshot, chat_template="{% for m in messages %}{{ m.content }}<unk>\n{% endfor %}")
+    with PteFile.open(built(snapshot, tmp_path / "out")) as pte:
+        assert Contract.read(pte.program.constants(), "model.pte").eos_ids == {EOS, 3, 270}
+    assert json.loads((tmp_path / "out" / "report.json").read_bytes()) == {
+        "end_of_text": {"generation_config": [EOS, 270], "config": [EOS], "tokenizer": [EOS], "chat_template": [3]},
+        "notes": [
+            "12 of the 272 logits belong to no token of the tokenizer: padding",
+            "the generation config ends a text with token 270, which the tokenizer has not",
+        ],
+    }
 
 
 LONGROPE = {
@@ -263,10 +290,9 @@ def test_a_program_that_is_not_its_model_ends_the_build_before_it_is_lowered(
     assert [file.name for file in tmp_path.iterdir()] == ["snapshot"]
 
 
-def test_what_was_proven_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "pipeline")
+def test_what_was_proven_is_told(tmp_path: Path) -> None:
     built(save_snapshot(tmp_path / "snapshot", "llama", num_hidden_layers=1), tmp_path / "out")
-    (told,) = (record.getMessage() for record in caplog.records if record.name == "pipeline.steps.build")
+    told = json.loads((tmp_path / "out" / build.REPORT).read_text())["proof"]
     assert told.startswith("The exported program has the model's own logits, at most ")
     assert " tokens fed in steps of " in told
     assert "Left out" not in told
@@ -354,8 +380,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Callable[[Path], object], BuildSpe
         {},
         without_stop_tokens,
         SPEC,
-        "neither the generation config, the configuration nor the tokenizer names an end-of-text token; a runner would "
-        "never stop. Add eos_token_id to the model's generation_config.json.",
+        "neither the generation config, the configuration, the tokenizer nor its chat template names an end-of-text "
+        "token; a runner would never stop. Add eos_token_id to the model's generation_config.json.",
+    ),
+    "the tokenizer is another model's": (
+        "llama",
+        {"vocab_size": 200},
+        nothing,
+        SPEC,
+        "the tokenizer's ids go up to 259, and the model's vocabulary ends at 199; expected no higher id, since a "
+        "prompt would read beyond the embedding.",
     ),
     "the context is longer than the model's": (
         "llama",

@@ -113,16 +113,6 @@ def test_what_the_step_prints_goes_to_the_log_and_nowhere_else(
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_our_modules_tell_goes_to_the_log_and_what_libraries_do_does_not(
-    probe: Callable[..., list[str]], log: Path
-) -> None:
-    probe(
-        "import logging\ndef run(stage):\n"
-        "    logging.getLogger('pipeline.steps.x').info('proven'); logging.getLogger('library').info('chatter')"
-    )
-    assert log.read_text() == "proven\n"
-
-
 def test_the_step_has_libraries_calm_and_hashes_fixed(probe: Callable[..., list[str]], log: Path) -> None:
     probe("import os\ndef run(stage): print(os.environ['PYTHONHASHSEED'], os.environ['TOKENIZERS_PARALLELISM'])")
     assert log.read_text() == "0 false\n"

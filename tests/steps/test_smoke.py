@@ -219,6 +219,18 @@ def test_a_missing_window_is_found_though_the_prompts_are_shorter(artifact: Arti
     assert token >= 8
 
 
+@pytest.mark.parametrize(("window", "fed"), [(63, True), (64, False)])
+def test_a_declared_window_that_no_text_outgrows_asks_for_no_longer_text(
+    artifact: Artifacts, tmp_path: Path, window: int, fed: bool
+) -> None:
+    made = artifact("llama")
+    snapshot = Path(shutil.copytree(made.snapshot, tmp_path / "snapshot"))
+    edit_json(snapshot / "config.json", sliding_window=window)
+    (plain,) = passed(made.pte, made.snapshot, tmp_path / "plain")["prompts"]
+    (declaring,) = passed(made.pte, snapshot, tmp_path / "declaring")["prompts"]
+    assert (declaring["logits_rows"] > plain["logits_rows"]) == fed
+
+
 def add_to_first(amount: float) -> Callable[[np.ndarray], None]:
     def change(elements: np.ndarray) -> None:
         elements[0] += amount

@@ -10,12 +10,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.delegate.ops import elementwise, linear, quantized, shape
+from pipeline.delegate.ops import (
+    attention,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    integers,
+    linear,
+    metal,
+    quantized,
+    reduction,
+    shape,
+)
+
+_FAMILIES = (
+    attention,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    integers,
+    linear,
+    metal,
+    quantized,
+    reduction,
+    shape,
+)
 
 OPERATORS: dict[str, Callable[..., Any]] = {
-    **elementwise.OPERATORS,
-    **linear.OPERATORS,
-    **quantized.OPERATORS,
-    **shape.OPERATORS,
+    name: operator for family in _FAMILIES for name, operator in family.OPERATORS.items()
 }
-"""Node name to function. Attention over the cache is bound per program, see ``ops.attention``."""
+"""Node name to function. Attention over the cache is bound per program, see ``ops.attention``; what runs other chains
+is the plan's business."""

@@ -1,9 +1,9 @@
-"""Attention over the off-graph KV cache."""
+"""Attention, over the off-graph KV cache and over what the graph itself keeps, and rotary positions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
@@ -61,3 +61,46 @@ class UpdateAndAttend:
                 raise DelegateError(f"UpdateAndAttendNode has positions of {position.dtype}; expected int32 or int64.")
             self._latest = (position, cast(list[int], position.reshape(-1).tolist()))
         return self._latest[1]
+
+
+def sdpa(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None, causal: bool) -> mx.array:
+    """q [B, heads, T, head_dim], k and v [B, KV heads, S, head_dim]. Causality is aligned to the newest key.
+
+    A bool mask chooses the keys, any other is added to the scores in the dtype of q.
+    """
+    if mask is not None and causal:
+        raise DelegateError("SdpaNode is causal and has a mask; expected one of them.")
+    if k.ndim == 4 and not k.shape[1]:
+        # MLX would end the whole process with a division by zero.
+        raise DelegateError(f"SdpaNode has keys {list(k.shape)}; expected at least one head.")
+    if mask is not None and mask.dtype != mx.bool_:
+        mask = mask.astype(q.dtype)
+    return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal" if causal else mask)
+
+
+def rope(
+    x: mx.array,
+    dims: int,
+    offset: int | mx.array,
+    freqs: mx.array | None,
+    traditional: bool,
+    base: float,
+    scale: float,
+) -> mx.array:
+    """x [B, heads, T, head_dim], its first ``dims`` features rotated by ``scale * position / freqs``.
+
+    Positions count from ``offset``; ``freqs`` are ``base ** (2 i / dims)`` unless given.
+    """
+    return mx.fast.rope(
+        x,
+        dims,
+        traditional=traditional,
+        base=base if freqs is None else None,
+        scale=scale,
+        offset=offset,
+        freqs=freqs,
+    )
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {"RopeNode": rope, "SdpaNode": sdpa}
+"""Those that need no cache."""

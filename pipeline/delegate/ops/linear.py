@@ -1,4 +1,4 @@
-"""Matrix products, normalization and reductions."""
+"""Matrix products and normalization."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+
+from pipeline.delegate.ops.precision import widened
 
 
 def addmm(mat1: mx.array, mat2: mx.array, bias: mx.array | None, alpha: float, beta: float) -> mx.array:
@@ -25,23 +27,27 @@ def layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps:
     return mx.fast.layer_norm(x, weight, bias, eps)
 
 
-def softmax(x: mx.array, axis: int, precise: bool) -> mx.array:
-    """``precise`` accumulates in float32; the result has the dtype of x."""
-    return mx.softmax(x, axis=axis, precise=precise)
+def gather_mm(
+    a: mx.array,
+    b: mx.array,
+    lhs_indices: mx.array | None,
+    rhs_indices: mx.array | None,
+    sorted_indices: bool,
+    sorted_indices_flag: int | None,
+) -> mx.array:
+    """A product per pair of matrices that the indices choose from the flattened batch axes of a and b.
 
-
-def _reduced(reduce: Callable[..., mx.array]) -> Callable[..., Any]:
-    """No axes, or an empty list of them, is all of them."""
-    return lambda x, axes, keepdims: reduce(x, axis=list(axes) if axes else None, keepdims=keepdims)
+    That the indices are sorted is a hint; the flag is one computed at run time and goes before the literal.
+    """
+    hint = sorted_indices if sorted_indices_flag is None else bool(sorted_indices_flag)
+    # On a CPU, MLX gathers float32 alone.
+    found = mx.gather_mm(widened(a), widened(b), lhs_indices=lhs_indices, rhs_indices=rhs_indices, sorted_indices=hint)
+    return found.astype(mx.result_type(a, b))
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "AddmmNode": addmm,
+    "GatherMmNode": gather_mm,
     "LayerNormNode": layer_norm,
-    "MaxNode": _reduced(mx.max),
-    "MeanNode": _reduced(mx.mean),
-    "MinNode": _reduced(mx.min),
     "RMSNormNode": rms_norm,
-    "SoftmaxNode": softmax,
-    "SumNode": _reduced(mx.sum),
 }

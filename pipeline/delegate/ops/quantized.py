@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from pipeline.delegate import dtypes
+from pipeline.delegate.ops.precision import on_cpu, widened
 from pipeline.errors import DelegateError
 
 
@@ -99,7 +100,7 @@ def dequantize(
     if not w.size:
         return mx.zeros((*w.shape[:-1], scales.shape[-1] * group_size), result)
     _, scales, biases = _widened(w, scales, biases)
-    exact = mx.float32 if _on_cpu() else result
+    exact = mx.float32 if on_cpu() else result
     return mx.dequantize(
         w,
         scales,
@@ -129,19 +130,8 @@ def _dtype(x: mx.array, scales: mx.array, biases: mx.array | None) -> mx.Dtype:
     return x.dtype if biases is None else mx.result_type(x, scales, biases)
 
 
-def _on_cpu() -> bool:
-    return bool(mx.default_device() == mx.cpu)
-
-
 def _widened(x: mx.array, scales: mx.array, biases: mx.array | None) -> tuple[mx.array, mx.array, mx.array | None]:
-    """On a CPU, floats as float32; codes and scales that are bytes stay."""
-    if not _on_cpu():
-        return x, scales, biases
-
-    def wide(array: mx.array) -> mx.array:
-        return array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array
-
-    return wide(x), wide(scales), None if biases is None else wide(biases)
+    return widened(x), widened(scales), None if biases is None else widened(biases)
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.delegate.ops import OPERATORS
 from pipeline.delegate.ops.attention import UpdateAndAttend
 from pipeline.errors import DelegateError
 
@@ -117,3 +118,66 @@ def test_without_a_cache_nothing_is_attended() -> None:
     expected = "the graph attends over an off-graph KV cache and none is bound. Load it with a cache."
     with pytest.raises(DelegateError, match=f"^{re.escape(expected)}$"):
         UpdateAndAttend(None)(mx.array(Q), mx.array(K), mx.array(V), mx.array([1]), 0, 1.0, None)
+
+
+def sdpa(**others: Any) -> mx.array:
+    fields = {"q": mx.array(Q), "k": mx.array(K), "v": mx.array(V), "scale": 0.7, "mask": None, "causal": False}
+    result: mx.array = OPERATORS["SdpaNode"](**fields | others)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("fields", "meaning"),
+    [
+        ({}, None),
+        ({"causal": True}, CAUSAL),
+        ({"mask": mx.array(BAND)}, BAND),
+        ({"mask": mx.where(mx.array(BAND), 0.0, -mx.inf)}, BAND),
+        ({"mask": mx.where(mx.array(BAND), 0.0, -mx.inf).astype(mx.float16)}, BAND),
+    ],
+)
+def test_what_a_graph_keeps_itself_is_attended_alike(fields: dict[str, Any], meaning: np.ndarray | None) -> None:
+    np.testing.assert_allclose(np.array(sdpa(**fields)), reference(meaning), atol=2e-6)
+
+
+def test_a_wider_mask_leaves_the_dtype_of_the_query() -> None:
+    half = {name: mx.array(array).astype(mx.bfloat16) for name, array in (("q", Q), ("k", K), ("v", V))}
+    assert sdpa(**half, mask=mx.zeros((3, 5))).dtype == mx.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"causal": True, "mask": mx.array(BAND)}, "SdpaNode is causal and has a mask; expected one of them."),
+        ({"k": mx.zeros((1, 0, 5, 8))}, "SdpaNode has keys [1, 0, 5, 8]; expected at least one head."),
+    ],
+)
+def test_attention_that_the_runtime_has_not_is_refused(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(DelegateError, match=f"^{re.escape(expected)}$"):
+        sdpa(**fields)
+
+
+def rotated(x: np.ndarray, positions: np.ndarray, divisors: np.ndarray, traditional: bool) -> np.ndarray:
+    """Pairs (i, i + half), or neighbours, turned by position / divisor; what is beyond them stays."""
+    half = len(divisors)
+    pairs = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if traditional else (slice(half), slice(half, 2 * half))
+    angle = positions[:, None] / divisors
+    first, second = (x[..., part] for part in pairs)
+    result = x.copy()
+    result[..., pairs[0]] = first * np.cos(angle) - second * np.sin(angle)
+    result[..., pairs[1]] = second * np.cos(angle) + first * np.sin(angle)
+    return result
+
+
+@pytest.mark.parametrize("traditional", [True, False])
+@pytest.mark.parametrize("dims", [8, 4])
+@pytest.mark.parametrize("offset", [0, 5, mx.array(5), mx.array([5])], ids=repr)
+def test_positions_rotate_the_first_features(offset: int | mx.array, dims: int, traditional: bool) -> None:
+    given = np.array([7.0, 2.0, 30.0, 11.0])[: dims // 2].astype(np.float32)
+    start = offset if isinstance(offset, int) else 5
+    for freqs, divisors in ((None, 100.0 ** (np.arange(0, dims, 2) / dims)), (mx.array(given), given)):
+        found = OPERATORS["RopeNode"](
+            x=mx.array(Q), dims=dims, offset=offset, freqs=freqs, traditional=traditional, base=100.0, scale=0.5
+        )
+        expected = rotated(Q, (start + np.arange(3)) * 0.5, divisors, traditional)
+        np.testing.assert_allclose(np.array(found), expected, atol=1e-5)

@@ -20,28 +20,51 @@ ROUNDING = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 
 UNARY = {
     "AbsNode": torch.abs,
+    "ArccosNode": torch.acos,
+    "ArccoshNode": torch.acosh,
+    "ArcsinNode": torch.asin,
+    "ArcsinhNode": torch.asinh,
+    "ArctanNode": torch.atan,
+    "ArctanhNode": torch.atanh,
+    "CeilNode": torch.ceil,
     "CosNode": torch.cos,
+    "CoshNode": torch.cosh,
     "ErfNode": torch.erf,
     "ExpNode": torch.exp,
+    "Expm1Node": torch.expm1,
+    "FloorNode": torch.floor,
+    "Log10Node": torch.log10,
+    "Log1pNode": torch.log1p,
+    "Log2Node": torch.log2,
     "LogNode": torch.log,
     "NegNode": torch.neg,
+    "ReciprocalNode": torch.reciprocal,
     "RsqrtNode": torch.rsqrt,
     "SigmoidNode": torch.sigmoid,
+    "SignNode": torch.sign,
     "SiluNode": torch.nn.functional.silu,
     "SinNode": torch.sin,
+    "SinhNode": torch.sinh,
     "SqrtNode": torch.sqrt,
     "SquareNode": torch.square,
+    "TanNode": torch.tan,
     "TanhNode": torch.tanh,
+    "TruncNode": torch.trunc,
 }
-POSITIVE = {"LogNode", "RsqrtNode", "SqrtNode"}
+POSITIVE = {"Log10Node", "Log1pNode", "Log2Node", "LogNode", "ReciprocalNode", "RsqrtNode", "SqrtNode"}
+RANGES = {"ArccosNode": (-0.9, 0.9), "ArcsinNode": (-0.9, 0.9), "ArctanhNode": (-0.9, 0.9), "ArccoshNode": (1.1, 9)}
 BINARY = {
     "AddNode": torch.add,
+    "Atan2Node": torch.atan2,
     "DivideNode": torch.div,
+    "LogAddExpNode": torch.logaddexp,
     "MaximumNode": torch.maximum,
     "MinimumNode": torch.minimum,
     "MultiplyNode": torch.mul,
+    "RemainderNode": torch.remainder,
     "SubtractNode": torch.sub,
 }
+ALWAYS_FLOAT = {"Atan2Node", "DivideNode", "LogAddExpNode"}
 COMPARISONS = {
     "EqualNode": torch.eq,
     "GreaterEqualNode": torch.ge,
@@ -69,8 +92,10 @@ def check(result: mx.array, reference: torch.Tensor, dtype: str, tolerance: floa
 @pytest.mark.parametrize("name", UNARY)
 def test_a_unary_operator_keeps_a_float_dtype_and_agrees_with_torch(name: str, dtype: str) -> None:
     values = np.random.default_rng(0).normal(size=(3, 5)) * 3
-    x, tensor = pair(np.abs(values) if name in POSITIVE else values, dtype)
-    check(OPERATORS[name](x=x), UNARY[name](tensor), dtype, ROUNDING[dtype])
+    if name in RANGES:
+        values = np.random.default_rng(0).uniform(*RANGES[name], (3, 5))
+    x, tensor = pair(np.abs(values) + 0.1 if name in POSITIVE else values, dtype)
+    check(OPERATORS[name](x=x), UNARY[name](tensor.double()), dtype, ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("name", ["CosNode", "SinNode", "RsqrtNode", "SiluNode"])
@@ -114,7 +139,7 @@ def test_a_binary_operator_promotes_and_broadcasts(name: str, a: str, b: str, ex
     make = np.random.default_rng(1)
     left, left_tensor = pair(make.integers(0, 2, (4, 1, 3)) if a == "bool" else make.integers(2, 9, (4, 1, 3)), a)
     right, right_tensor = pair(make.integers(1, 2, (5, 1)), b)
-    if name == "DivideNode" and "float" not in expected:
+    if name in ALWAYS_FLOAT and "float" not in expected:
         expected = "float32"
     wide = torch.float64 if "float" in expected else torch.int64
     reference = BINARY[name](left_tensor.to(wide), right_tensor.to(wide))
@@ -198,3 +223,48 @@ def test_clip_without_bounds_is_refused() -> None:
 def test_where_chooses_by_anything_but_zero_and_broadcasts() -> None:
     found = OPERATORS["WhereNode"](condition=mx.array([0, 2, 1]), x=mx.array([[1.0], [2.0]]), y=mx.array(9.0))
     assert found.tolist() == [[9.0, 1.0, 1.0], [9.0, 2.0, 2.0]]
+
+
+def test_a_float_quotient_is_floored_and_an_integer_one_floors_when_it_is_cast() -> None:
+    """As the runtime has it: integers divide to float32, and the cast that follows truncates."""
+    a, b = np.array([-7, 7, 7, -7, 6, -6, 0]), np.array([2, -2, 2, -2, 3, 3, 5])
+    floats = OPERATORS["FloorDivideNode"](a=mx.array(a, mx.float32), b=mx.array(b, mx.float32))
+    np.testing.assert_array_equal(np.array(floats), a // b)
+    integers = OPERATORS["FloorDivideNode"](a=mx.array(a), b=mx.array(b))
+    assert integers.dtype == mx.float32
+    assert integers.tolist() == [-4.5, -4.5, 3.5, 3.5, 2.0, -2.0, 0.0]
+    np.testing.assert_array_equal(np.array(integers.astype(mx.int64)), a // b)
+
+
+@pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.float32], ids=str)
+def test_a_remainder_has_the_sign_of_its_divisor(dtype: mx.Dtype) -> None:
+    a, b = [-7, 7, 7, -7, 5, -(2**31)], [2, -2, 2, -2, 1, -1]
+    found = OPERATORS["RemainderNode"](a=mx.array(a, dtype), b=mx.array(b, dtype))
+    assert found.dtype == dtype
+    assert found.tolist() == [1, -1, 1, -1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"), [("And", np.bitwise_and), ("Or", np.bitwise_or), ("Xor", np.bitwise_xor)]
+)
+def test_bits_are_those_of_numpy(name: str, reference: np.ufunc) -> None:
+    for a, b in (([-7, 12, 0], [5, 10, -1]), ([True, True, False], [True, False, False])):
+        found = OPERATORS[f"Bitwise{name}Node"](a=mx.array(a), b=mx.array(b))
+        assert found.tolist() == reference(a, b).tolist()
+
+
+def test_inverted_bits_of_a_bool_are_its_opposite() -> None:
+    assert OPERATORS["BitwiseInvertNode"](x=mx.array([5, -1, 0])).tolist() == [-6, 0, -1]
+    assert OPERATORS["BitwiseInvertNode"](x=mx.array([True, False])).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("decimals", [0, 1, -1])
+def test_rounding_is_half_to_even(decimals: int) -> None:
+    values = [0.5, 1.5, 2.5, -2.5, 12.34, 25.0, 35.0]
+    found = OPERATORS["RoundNode"](x=mx.array(values), decimals=decimals)
+    np.testing.assert_allclose(np.array(found), np.round(values, decimals), rtol=1e-6)
+
+
+def test_the_limits_of_logaddexp() -> None:
+    found = OPERATORS["LogAddExpNode"](a=mx.array([-np.inf, 1000.0]), b=mx.array([-np.inf, 1000.0])).tolist()
+    assert found == [-np.inf, pytest.approx(1000.0 + np.log(2))]

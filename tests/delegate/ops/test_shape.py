@@ -1,4 +1,4 @@
-"""Shapes, slices and indexing against numpy."""
+"""What rearranges, joins, cuts and repeats elements, against numpy."""
 
 from __future__ import annotations
 
@@ -13,75 +13,11 @@ import pytest
 from pipeline.delegate.ops import OPERATORS
 from pipeline.errors import DelegateError
 
-INT32_MAX = 2**31 - 1
 CUBE = np.arange(24).reshape(2, 3, 4)
 
 
 def op(name: str, **fields: Any) -> np.ndarray:
     return np.array(OPERATORS[name](**fields))
-
-
-def sliced(axis: int, start: int, stop: int, step: int) -> np.ndarray:
-    index = [slice(None)] * CUBE.ndim
-    index[axis] = slice(start, stop, step)
-    return CUBE[tuple(index)]
-
-
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
-def test_a_slice_is_that_of_python_on_one_axis(axis: int) -> None:
-    bounds = (-(2**31), -9, -3, -1, 0, 1, 3, 7, INT32_MAX)
-    for start, stop, step in itertools.product(bounds, bounds, (1, 2, -1, -2)):
-        found = op("SliceNode", x=mx.array(CUBE), axis=axis, start=start, stop=stop, step=step)
-        np.testing.assert_array_equal(found, sliced(axis, start, stop, step), err_msg=str((start, stop, step)))
-
-
-@pytest.mark.parametrize("axis", [3, -4])
-def test_a_slice_of_an_axis_that_is_not_there_is_refused(axis: int) -> None:
-    expected = f"SliceNode has axis {axis} on an array of 3 dimensions."
-    with pytest.raises(DelegateError, match=f"^{re.escape(expected)}$"):
-        op("SliceNode", x=mx.array(CUBE), axis=axis, start=0, stop=1, step=1)
-
-
-def test_a_slice_of_step_0_is_refused() -> None:
-    with pytest.raises(DelegateError, match=r"^SliceNode has step 0; expected any other\.$"):
-        op("SliceNode", x=mx.array(CUBE), axis=0, start=0, stop=1, step=0)
-
-
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
-def test_taking_one_index_drops_the_axis(axis: int) -> None:
-    size = CUBE.shape[axis]
-    for index in range(-size, size):
-        found = op("TakeNode", x=mx.array(CUBE), index=index, axis=axis)
-        np.testing.assert_array_equal(found, np.take(CUBE, index, axis=axis))
-
-
-@pytest.mark.parametrize("index", [3, -4, INT32_MAX, -(2**31)])
-def test_an_index_outside_the_axis_is_refused(index: int) -> None:
-    with pytest.raises(DelegateError, match=f"^TakeNode has index {index} on an axis of size 3\\.$"):
-        op("TakeNode", x=mx.array(CUBE), index=index, axis=1)
-
-
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.uint32], ids=str)
-@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 2), (1, 0)], ids=str)
-def test_taking_an_array_of_indices_puts_its_shape_in_place_of_the_axis(
-    axis: int, dtype: mx.Dtype, shape: tuple[int, ...]
-) -> None:
-    indices = np.random.default_rng(0).integers(0, CUBE.shape[axis], shape)
-    found = op("TakeNode", x=mx.array(CUBE), index=mx.array(indices).astype(dtype), axis=axis)
-    np.testing.assert_array_equal(found, np.take(CUBE, indices, axis=axis))
-
-
-def test_negative_indices_in_an_array_count_from_the_end() -> None:
-    found = op("TakeNode", x=mx.array(CUBE), index=mx.array([-1, 0, -3]), axis=1)
-    np.testing.assert_array_equal(found, CUBE[:, [-1, 0, -3]])
-
-
-@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
-def test_a_size_is_a_plain_number(dim: int) -> None:
-    size = OPERATORS["SymSizeNode"](a=mx.array(CUBE), dim=dim)
-    assert type(size) is int
-    assert size == CUBE.shape[dim]
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -2, -4])
@@ -137,6 +73,20 @@ def test_a_split_by_nothing_is_refused() -> None:
         OPERATORS["SplitNode"](x=mx.array(CUBE), sizes=(0,), axis=0)
 
 
+@pytest.mark.parametrize("sizes", [(-1, 2), (2**31 - 1, 1, 1), (1, -1)], ids=str)
+def test_a_split_into_impossible_sizes_is_refused(sizes: tuple[int, ...]) -> None:
+    expected = f"SplitNode has sizes {list(sizes)}; expected none below 0 and int32 ends."
+    with pytest.raises(DelegateError, match=f"^{re.escape(expected)}$"):
+        OPERATORS["SplitNode"](x=mx.array(CUBE), sizes=sizes, axis=0)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 1)])
+@pytest.mark.parametrize("axis", [3, -4])
+def test_a_split_of_an_axis_that_is_not_there_is_refused(axis: int, sizes: tuple[int, ...]) -> None:
+    with pytest.raises(DelegateError, match=f"^SplitNode has axis {axis} on an array of 3 dimensions\\.$"):
+        OPERATORS["SplitNode"](x=mx.array(CUBE), sizes=sizes, axis=axis)
+
+
 @pytest.mark.parametrize(
     ("dims", "shape"),
     [(None, (3, 4)), ((), (3, 4)), ((0,), (3, 1, 4, 1)), ((-1, 2), (1, 3, 4)), ((1, 7), (1, 3, 1, 4, 1))],
@@ -168,5 +118,89 @@ def test_a_repeat_is_of_each_element(repeats: int, axis: int) -> None:
 
 @pytest.mark.parametrize("repeats", [0, -1])
 def test_a_repeat_of_nothing_is_refused(repeats: int) -> None:
-    with pytest.raises(DelegateError, match=f"^RepeatNode has {repeats} repeats; expected at least 1\\.$"):
+    expected = f"RepeatNode makes [{2 * repeats}, 3, 4] of mlx.core.int64; expected sizes above 0 and at most 4 GiB."
+    with pytest.raises(DelegateError, match=f"^{re.escape(expected)}$"):
         op("RepeatNode", x=mx.array(CUBE), repeats=repeats, axis=0)
+
+
+@pytest.mark.parametrize("reps", [(2,), (1, 3), (2, 1, 2), (2, 1, 1, 3), (0,)], ids=str)
+def test_a_tile_repeats_the_whole(reps: tuple[int, ...]) -> None:
+    np.testing.assert_array_equal(op("TileNode", x=mx.array(CUBE), reps=reps), np.tile(CUBE, reps))
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge"])
+def test_a_pad_is_of_every_axis_before_and_after(mode: Any) -> None:
+    widths = (1, 0, 0, 2, 3, 1)
+    found = op("PadNode", x=mx.array(CUBE), pad_width=widths, mode=mode, constant_value=2.75)
+    constant = {"constant_values": 2} if mode == "constant" else {}
+    np.testing.assert_array_equal(
+        found, np.pad(CUBE, list(zip(widths[::2], widths[1::2], strict=True)), mode, **constant)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"pad_width": (1, 1)}, "PadNode has widths [1, 1] for an array of 3 dimensions; expected two for each."),
+        ({"mode": "reflect"}, "PadNode has mode 'reflect'; expected constant or edge."),
+    ],
+)
+def test_a_pad_that_the_runtime_has_not_is_refused(fields: dict[str, Any], expected: str) -> None:
+    pad = {"pad_width": (0,) * 6, "mode": "constant", "constant_value": 0.0}
+    with pytest.raises(DelegateError, match=f"^{re.escape(expected)}$"):
+        op("PadNode", x=mx.array(CUBE), **pad | fields)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offset"),
+    [((2, 2), (5, 3), 4), ((3,), (-2,), 4), ((4,), (0,), 23), ((), (), 7), ((0,), (99,), 99)],
+)
+def test_strides_count_elements_of_the_row_major_array(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> None:
+    backwards = mx.array(CUBE.transpose(2, 1, 0).copy()).transpose(2, 1, 0)
+    found = op("AsStridedNode", x=backwards, shape=shape, strides=strides, offset=offset)
+    flat = np.ascontiguousarray(CUBE).reshape(-1)
+    expected = [flat[offset + int(np.dot(place, strides))] for place in np.ndindex(shape)]
+    np.testing.assert_array_equal(found, np.array(expected, dtype=CUBE.dtype).reshape(shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offset", "reads"),
+    [
+        ((2, 2), (20, 4), 0, "0 to 24"),
+        ((3,), (-2,), 3, "-1 to 3"),
+        ((1,), (1,), 24, "24 to 24"),
+        ((-1,), (1,), 1, "-1 to 1"),
+    ],
+)
+def test_strides_that_lead_outside_are_refused(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, reads: str
+) -> None:
+    with pytest.raises(DelegateError, match=f"^AsStridedNode reads elements {reads} of an array of 24\\.$"):
+        op("AsStridedNode", x=mx.array(CUBE), shape=shape, strides=strides, offset=offset)
+
+
+@pytest.mark.parametrize(
+    ("shift", "axes"), [((1,), (0,)), ((-2, 5), (1, -1)), ((1, 1), (2, 2)), ((1, 9), (0,))], ids=str
+)
+def test_a_roll_is_by_each_shift_on_its_axis(shift: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    expected = CUBE
+    for distance, axis in zip(shift, axes, strict=False):
+        expected = np.roll(expected, distance, axis)
+    np.testing.assert_array_equal(op("RollNode", x=mx.array(CUBE), shift=shift, axes=axes), expected)
+
+
+@pytest.mark.parametrize("axes", [(), (0,), (-1, 1), (0, 1, 2)], ids=str)
+def test_a_flip_reverses_the_axes_listed(axes: tuple[int, ...]) -> None:
+    np.testing.assert_array_equal(op("FlipNode", x=mx.array(CUBE), axes=axes), np.flip(CUBE, axes))
+
+
+@pytest.mark.parametrize("k", [-3, -1, 0, 2, 9])
+def test_triangles_are_of_the_last_two_axes(k: int) -> None:
+    np.testing.assert_array_equal(op("TrilNode", x=mx.array(CUBE), k=k), np.tril(CUBE, k))
+    np.testing.assert_array_equal(op("TriuNode", x=mx.array(CUBE), k=k), np.triu(CUBE, k))
+
+
+def test_contiguous_is_the_same_in_row_major_order() -> None:
+    np.testing.assert_array_equal(op("ContiguousNode", x=mx.array(CUBE).transpose(2, 0, 1)), CUBE.transpose(2, 0, 1))
