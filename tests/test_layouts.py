@@ -25,7 +25,7 @@ from pipeline.model.geometry import geometry_of, within_context
 from pipeline.model.suitability import refuse_unsuitable
 from pipeline.pte import PteFile
 from pipeline.runtime.decoder import Decoder
-from pipeline.spec import BuildSpec, HubSource
+from pipeline.spec import UNQUANTIZED, BuildSpec, HubSource
 from pipeline.steps import build
 from pipeline.steps.fetch import COMMIT
 from pipeline.steps.smoke import distances
@@ -48,8 +48,8 @@ class Layout:
     """A published configuration's structure, and the caches that it needs.
 
     ``around`` is the rest of a composite configuration, whose language model is ``published`` then. ``scores`` is what
-    the norm of the queries is set to, where random weights would leave attention to single keys: float32 and float64
-    then disagree about which.
+    the weights of the queries' norm are set to where attention scales by nothing else: at their first value, 1, scores
+    reach 256 and attention picks single keys, which float32 and float64 then do not agree about.
     """
 
     model_type: str
@@ -170,7 +170,7 @@ LAYOUTS = {
         },
         caches=[*[(1, 256, 512)] * 4, (1, 512, 0)] * 3,
         chunks=BEYOND_512,
-        scores=3 / 16,
+        scores=1 / 16,
     ),
     "smollm3-3b": Layout(
         model_type="smollm3",
@@ -253,9 +253,8 @@ def model(layout: Layout, implementation: str = "eager") -> Any:
 
 def spec_of(name: str) -> BuildSpec:
     """What the hub's manifest asks for, but in float32 and not quantized, so that the comparison is tight."""
-    spec = plan.steps_of(manifest.load(HUB / f"{name}.yaml"))[plan.BUILD].spec
-    assert isinstance(spec, BuildSpec)
-    return replace(spec, dtype="fp32", linear="none", embedding="none")
+    asked = plan.build_spec(manifest.load(HUB / f"{name}.yaml"))
+    return replace(asked, dtype="fp32", linear=UNQUANTIZED, embedding=UNQUANTIZED)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
