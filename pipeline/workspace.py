@@ -148,11 +148,13 @@ class Workspace:
             if receipt is None:
                 return None
             for name, item in receipt.outputs.items():
-                if step.name != BUNDLE:
+                if step.name == BUNDLE:
+                    if _ships(need, name):
+                        inputs[name] = Object(**item)
+                elif name != build.REPORT:
+                    # What is told of an artifact changes nothing in it.
                     directory = {FETCH: f"{SNAPSHOT}/", QUANTIZE: f"{QUANTIZED}/"}.get(need, "")
                     inputs[f"{directory}{name}"] = Object(**item)
-                elif _ships(need, name):
-                    inputs[name] = Object(**item)
         return inputs
 
     def _check_unchanged(self, step: Step, asked: Mapping[str, Any]) -> None:

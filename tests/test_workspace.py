@@ -264,6 +264,15 @@ def test_a_step_made_again_with_the_same_bytes_makes_nothing_after_it_again(
     assert current(root, steps) >= set(STEPS) - {BUNDLE}
 
 
+def test_what_is_told_of_an_artifact_goes_into_the_bundle_and_nowhere_else(
+    root: Path, steps: dict[str, Step], bundled: Workspace
+) -> None:
+    pretend(root, steps[BUILD], {"model.pte": b"pte", "report.json": b'{"notes": []}'})
+    assert current(root, steps) == set(STEPS) - {BUNDLE}
+    run(root, steps[BUNDLE])
+    assert (bundled.bundle_path(steps[BUNDLE]) / "report.json").read_bytes() == b'{"notes": []}'
+
+
 def test_a_corrupted_input_is_refused_dropped_and_made_again(
     root: Path, steps: dict[str, Step], bundled: Workspace
 ) -> None:
