@@ -96,7 +96,7 @@ def body_of(graph: MlxGraph, constants: list[mx.array], outputs: tuple[Slot, ...
     None where it runs other chains, or where an output is never written.
     """
     inputs = tuple(Tid(tid) for tid in (*graph.input_tids, *graph.mutable_tids))
-    known = {Tid(tid): array for tid, array in zip(graph.constant_tids, constants, strict=True)}
+    known: dict[Ref, Any] = {Tid(tid): array for tid, array in zip(graph.constant_tids, constants, strict=True)}
     now: dict[Ref, Ref] = {ref: ref for ref in (*known, *inputs)}
     fresh = count(max(graph.num_tensors, graph.num_values))
     steps = []
@@ -124,7 +124,7 @@ def body_of(graph: MlxGraph, constants: list[mx.array], outputs: tuple[Slot, ...
         steps=tuple(steps),
         inputs=inputs,
         results=tuple(ref for ref in left if ref is not None),
-        constants=dict(known),
+        constants=known,
         shapes={ref: tuple(dim.value for dim in meta.shape) for ref, meta in metas.items() if meta},
     )
 

@@ -151,6 +151,11 @@ class MlxMethod:
         if self._cache is not None:
             self._cache.abandon_step() if buffers is None else self._cache.commit_step()
 
+    @property
+    def has_buffers(self) -> bool:
+        """Whether the graph itself keeps something from one call to the next."""
+        return bool(self._graph.mutable_tids)
+
     def reset(self) -> None:
         """Forgets what the mutable buffers hold. A bound cache is its owner's to reset."""
         self._buffers = self._fresh

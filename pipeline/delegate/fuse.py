@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import cast
 
 import mlx.core as mx
 
@@ -32,9 +33,7 @@ class Made:
         self.constants = body.constants
         self.inputs = frozenset(body.inputs)
         self.shapes = Shapes(body)
-        self.attended = {
-            step.fields["position"] for step in body.steps if step.name == "UpdateAndAttendNode"
-        }
+        self.attended = {step.fields["position"] for step in body.steps if step.name == "UpdateAndAttendNode"}
         self._by: dict[Ref, Step] = {}
         self._fresh = body.fresh()
 
@@ -66,15 +65,11 @@ Rule = Callable[[Step, Made], "Ref | list[Step] | None"]
 
 def identity(step: Step, made: Made) -> Ref | None:
     """Nodes that change nothing: a copy, and the one row of an axis that was just added."""
-    if step.name == "IdCopyNode":
-        ref: Ref = step.fields["x"]
-        return ref
+    copied = step if step.name == "IdCopyNode" else None
     if step.name == "TakeNode" and step.fields["index"] == 0:
         added = made.by(step.fields["x"], "ExpandDimsNode")
-        if added is not None and added.fields["axis"] == step.fields["axis"] >= 0:
-            ref = added.fields["x"]
-            return ref
-    return None
+        copied = added if added is not None and added.fields["axis"] == step.fields["axis"] >= 0 else None
+    return None if copied is None else cast(Ref, copied.fields["x"])
 
 
 def positions(step: Step, made: Made) -> list[Step] | None:
@@ -93,17 +88,16 @@ def positions(step: Step, made: Made) -> list[Step] | None:
 def rotation(step: Step, made: Made) -> list[Step] | None:
     """``x * cos + concat(-x[half:], x[:half]) * sin``, by tables of whole width: seven nodes become RotateNode.
 
-    It swaps the halves by a view and has the sign in the table, which every layer shares. Exactly the same result.
+    The sign goes into the table, which every layer shares, and the halves are swapped at once. Exactly the same result.
     """
     found = _rotation(step, made)
     if found is None:
         return None
     x, cos, sin, _ = found
-    tables = made.tensor(), made.tensor()
+    signed = made.tensor()
     return [
-        Step("HalvesNode", {"x": cos, "negate_first": False}, tables[:1], step.place),
-        Step("HalvesNode", {"x": sin, "negate_first": True}, tables[1:], step.place),
-        Step("RotateNode", {"x": x, "cos": tables[0], "sin": tables[1]}, step.outs, step.place),
+        Step("SignedNode", {"sin": sin}, (signed,), step.place),
+        Step("RotateNode", {"x": x, "cos": cos, "sin": signed}, step.outs, step.place),
     ]
 
 
@@ -243,18 +237,17 @@ def quantized_product(step: Step, made: Made) -> list[Step] | None:
     """A product with a constant packed weight on a CPU, which is taken in float32: scales are widened once, at load."""
     if step.name != "QuantizedMatmulNode" or step.fields["biases"] is None:
         return None
-    constants = [made.constants.get(step.fields[name]) for name in ("w", "scales", "biases")]
-    if any(array is None for array in constants):
+    if any(step.fields[name] not in made.constants for name in ("w", "scales", "biases")):
         return None
-    if any(array.dtype not in (mx.bfloat16, mx.float16) for array in constants[1:]):
+    narrow = {made.constants[step.fields[name]].dtype for name in ("scales", "biases")}
+    if len(narrow) != 1 or not narrow <= {mx.bfloat16, mx.float16}:
         return None
     wide = {"scales": made.tensor(), "biases": made.tensor()}
     widen = [
         Step("AsTypeNode", {"x": step.fields[name], "scalar_type": FLOAT32_CODE}, (ref,), step.place)
         for name, ref in wide.items()
     ]
-    narrow = mx.result_type(*constants[1:])
-    return [*widen, replace(step, name="WidenedMatmulNode", fields={**step.fields, **wide, "narrow": narrow})]
+    return [*widen, replace(step, name="WidenedMatmulNode", fields={**step.fields, **wide, "narrow": narrow.pop()})]
 
 
 EXACT: tuple[Rule, ...] = (identity, positions)

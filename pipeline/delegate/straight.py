@@ -42,6 +42,7 @@ class StraightLine:
     def __init__(self, body: Body, operators: Mapping[str, Operator]) -> None:
         self._places: dict[int, str] = {}
         self._scope: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
         self._body = body
         source = "\n".join(self._lines(operators))
         code = compile(source, f"<{len(body.steps)} steps>", "exec")
@@ -110,7 +111,7 @@ class StraightLine:
 
     def _bound(self, value: Any) -> str:
         """A name in the function's scope. The value may be nothing that can be written down: a NaN, a function."""
-        name = f"k{id(value)}"
+        name = self._names.setdefault(id(value), f"k{len(self._names)}")
         self._scope[name] = value
         return name
 

@@ -6,13 +6,14 @@ Knows the runner's contract and the forward signature; does not know text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
 from pipeline.contract import SCALAR_TYPE, Contract
 from pipeline.delegate.dtypes import BY_CODE
-from pipeline.delegate.executor import MlxMethod
+from pipeline.delegate.executor import Execution, MlxMethod
+from pipeline.delegate.plan import FAILURES
 from pipeline.errors import CacheError, DelegateError
 from pipeline.pte import PteFile
 from pipeline.runtime.kv_cache import KVCache
@@ -22,9 +23,10 @@ class Decoder:
     """The artifact's ``forward`` with a cache bound to it, and the position where the next token goes.
 
     The cache is built from what the file publishes alone: geometry, largest step, context length and activation dtype.
+    ``fused`` and ``device`` are those of ``MlxMethod``.
     """
 
-    def __init__(self, pte: PteFile) -> None:
+    def __init__(self, pte: PteFile, *, fused: bool = True, device: mx.Device | None = None) -> None:
         self.contract = Contract.read(pte.program.constants(), pte.path.name)
         self._where = pte.path.name
         self._cache = KVCache(
@@ -33,7 +35,7 @@ class Decoder:
             max_write=self.contract.max_seq_len,
             dtype=BY_CODE[SCALAR_TYPE[self.contract.dtype]],
         )
-        self._forward = MlxMethod(pte, cache=self._cache)
+        self._forward = MlxMethod(pte, cache=self._cache, fused=fused, device=device)
 
     @property
     def position(self) -> int:
@@ -55,9 +57,7 @@ class Decoder:
                     f"{self._where}: token id {token} is outside the vocabulary of {self.contract.vocab_size}. "
                     "Use the tokenizer that belongs to the model."
                 )
-        tokens = mx.array([ids], mx.int64)
-        positions = mx.arange(self.position, self.position + len(ids), dtype=mx.int64)
-        (logits,) = self._forward(tokens, positions)
+        (logits,) = self._begun(mx.array([ids], mx.int64)).finish()
         return logits[0, -1]
 
     def prefill(self, ids: Sequence[int], chunk: int | None = None) -> Iterator[mx.array]:
@@ -74,14 +74,72 @@ class Decoder:
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> Iterator[tuple[int, mx.array]]:
         """Continues ``prompt``; yields each chosen token with the logits it was chosen from, a stop token included.
 
-        Ends after a stop token, after ``max_new_tokens``, or when the context is full.
+        Ends after a stop token, after ``max_new_tokens``, or when the context is full. While MLX computes a token, the
+        step after it is prepared; it counts only once the caller asks for the next token.
         """
         if not prompt:
             raise CacheError(f"{self._where}: the prompt has no tokens; expected at least 1 to continue.")
         *_, logits = self.prefill(prompt)
-        for generated in range(max_new_tokens):
-            token = cast(int, mx.argmax(logits).item())
-            yield token, logits
-            if token in self.contract.eos_ids or generated + 1 == max_new_tokens or not self._cache.can_extend():
-                return
-            logits = self.feed([token])
+        token, sound = self._likeliest(logits), self.position
+        for remaining in reversed(range(max_new_tokens)):
+            following = self._following(token) if remaining and self._cache.can_extend() else None
+            try:
+                chosen = self._waited_for(token, sound)
+                sound = self.position
+                yield chosen, logits
+                if chosen in self.contract.eos_ids or not remaining:
+                    return
+                if following is not None and following.step.is_open:
+                    following.step.commit()
+                    logits, token = following.logits, following.token
+                elif self._cache.can_extend():
+                    # Nothing runs ahead, or the caller has used the decoder in between.
+                    logits = self.feed([chosen])
+                    token, sound = self._likeliest(logits), self.position
+                else:
+                    return
+            finally:
+                if following is not None:
+                    following.step.abandon()
+
+    def _begun(self, tokens: mx.array) -> Execution:
+        """The step that appends tokens [1, T]. Positions are numbers the host knows: nobody waits for them."""
+        end = self.position + tokens.shape[1]
+        return self._forward.begin(tokens, mx.array(list(range(self.position, end)), mx.int64))
+
+    def _following(self, token: mx.array) -> _Following | None:
+        """The step after the one that chooses ``token``, begun before MLX knows what that is.
+
+        None if it could not be taken back: where steps are of one token, a ring has lost what the step before needs.
+        An index of the largest logit is inside the vocabulary if the logits are as many.
+        """
+        _, _, num_logits = self._forward.outputs[0].sizes
+        if self.contract.max_seq_len < 2 or num_logits > self.contract.vocab_size or self._forward.has_buffers:
+            return None
+        with mx.stream(self._forward.device):
+            step = self._begun(token.reshape(1, 1).astype(mx.int64))
+            logits = step.outputs[0][0, -1]
+            following = _Following(step, logits, mx.argmax(logits))
+        step.start(logits, following.token)
+        return following
+
+    def _likeliest(self, logits: mx.array) -> mx.array:
+        with mx.stream(self._forward.device):
+            return mx.argmax(logits)
+
+    def _waited_for(self, token: mx.array, sound: int) -> int:
+        """The token's number. If the step that chooses it failed, the history is again its first ``sound`` tokens."""
+        try:
+            return cast(int, token.item())
+        except FAILURES as error:
+            self._cache.abandon_step()
+            self._cache.rewind(sound)
+            raise DelegateError(f"{self._where} failed on {self._forward.device}: {error}") from error
+
+
+class _Following(NamedTuple):
+    """A step under way, its last logits and the token that they choose, none of which may be computed yet."""
+
+    step: Execution
+    logits: mx.array
+    token: mx.array

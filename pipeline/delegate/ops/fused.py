@@ -8,6 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from pipeline.delegate import dtypes
+from pipeline.delegate.ops.attention import numbers
 from pipeline.delegate.ops.elementwise import gelu, silu
 from pipeline.delegate.ops.quantized import check_packing
 from pipeline.errors import CacheError
@@ -15,24 +16,27 @@ from pipeline.errors import CacheError
 _SWAPPED = (..., slice(None, None, -1), slice(None))
 
 
-def halves(x: mx.array, negate_first: bool) -> mx.array:
-    """A table [..., 2 * half] as [..., 2, half], the first half negated if asked."""
-    parts = mx.reshape(x, (*x.shape[:-1], 2, x.shape[-1] // 2))
-    if not negate_first:
-        return parts
-    return mx.concatenate([mx.negative(parts[..., :1, :]), parts[..., 1:, :]], axis=-2)
+def signed(sin: mx.array) -> mx.array:
+    """A table [..., 2 * half] with its first half negated."""
+    first, second = mx.split(sin, 2, axis=-1)
+    return mx.concatenate([mx.negative(first), second], axis=-1)
 
 
 def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """x [B, heads, T, 2 * half], each pair (i, i + half) turned by tables [..., T, 2, half]. Returns x's shape."""
-    parts = mx.reshape(x, (*x.shape[:-1], 2, -1))
-    turned = mx.add(mx.multiply(parts, cos), mx.multiply(parts[_SWAPPED], sin))
-    return mx.reshape(turned, x.shape)
+    """x [B, heads, T, 2 * half], each pair (i, i + half) turned by tables of x's width; that of sin is signed.
+
+    The swapped halves are a view, which gains over many tokens; for one, what counts is to record little.
+    """
+    width = cos.shape[-1]
+    if cos.shape[-2] == 1:
+        return mx.add(mx.multiply(x, cos), mx.multiply(mx.roll(x, width // 2, -1), sin))
+    x, cos, sin = (mx.unflatten(array, -1, (2, width // 2)) for array in (x, cos, sin))
+    return mx.flatten(mx.add(mx.multiply(x, cos), mx.multiply(x[_SWAPPED], sin)), -2, -1)
 
 
 def start(positions: mx.array) -> int:
     """The first of a run of positions. Raises CacheError if they are none."""
-    run = cast(list[int], positions.reshape(-1).tolist())
+    run = numbers(positions)
     if not run or run != list(range(run[0], run[0] + len(run))):
         raise CacheError(f"the step's positions {run[:8]} are not contiguous; one sequence needs a run.")
     return run[0]
@@ -45,9 +49,7 @@ def rope_by_tables(x: mx.array, start: int, divisors: mx.array, factor: float, t
     """
     table = mx.float32 if table_type is None else dtypes.of_code(table_type)
     x = x.astype(mx.result_type(x.dtype, table))
-    turned = mx.fast.rope(
-        x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=start, freqs=divisors
-    )
+    turned = mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=start, freqs=divisors)
     return turned if factor == 1.0 else turned * mx.array(factor, x.dtype)
 
 
@@ -87,9 +89,9 @@ def widened_matmul(
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "ActivatedProductNode": activated_product,
-    "HalvesNode": halves,
     "RopeByTablesNode": rope_by_tables,
     "RotateNode": rotate,
+    "SignedNode": signed,
     "StartNode": start,
     "WidenedMatmulNode": widened_matmul,
 }
