@@ -5,17 +5,65 @@ Knows the container, the graph and the cache's interface; does not know language
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import mlx.core as mx
 
 from pipeline.delegate import dtypes
+from pipeline.delegate.body import body_of
+from pipeline.delegate.fuse import fused as fused_body
 from pipeline.delegate.ops import OPERATORS, metal
 from pipeline.delegate.ops.attention import Cache, UpdateAndAttend
 from pipeline.delegate.ops.creation import check_allocation
-from pipeline.delegate.plan import FAILURES, Operator, Slots, plan_chain
+from pipeline.delegate.ops.fused import OPERATORS as FUSED
+from pipeline.delegate.plan import FAILURES, Call, Operator, Slots, plan_chain
+from pipeline.delegate.straight import StraightLine
 from pipeline.errors import DelegateError
 from pipeline.pte import Delegate, Method, PteFile, Slot, TensorValue, parse_mlx_payload
 
 BACKEND_ID = "MLXBackend"
+
+
+class Execution:
+    """One call under way. Its ``outputs`` are recorded and may not have been computed yet.
+
+    It counts only once it is committed: until then neither the method's buffers nor the cache have moved on.
+    """
+
+    def __init__(self, method: MlxMethod, outputs: list[mx.array], buffers: list[mx.array]) -> None:
+        self.outputs = outputs
+        self._method = method
+        self._buffers = buffers
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still be committed: no other call of the method has begun since."""
+        return self._method.under_way is self
+
+    def start(self, *others: mx.array) -> None:
+        """Lets MLX compute the outputs, and ``others`` made of them, without waiting."""
+        self._method.evaluated(mx.async_eval, others, self.outputs, self._buffers)
+
+    def finish(self) -> list[mx.array]:
+        """Waits for the outputs and commits. What fails is abandoned."""
+        try:
+            self._method.evaluated(mx.eval, self.outputs, self._buffers)
+        except BaseException:
+            self.abandon()
+            raise
+        self.commit()
+        return self.outputs
+
+    def commit(self) -> None:
+        """What the call left in buffers and cache is there for the next."""
+        assert self.is_open
+        self._method.end(self._buffers)
+
+    def abandon(self) -> None:
+        """Buffers and cache are as if the call had never been made. Does nothing if it is no longer open."""
+        if self.is_open:
+            self._method.end(None)
 
 
 class MlxMethod:
@@ -24,66 +72,116 @@ class MlxMethod:
     What the graph keeps from one call to the next is in mutable buffers of this object's own, or in the bound cache; a
     call that fails leaves both as they were. Raises DelegateError for inputs of another number, dtype or
     shape than the method declares, and CacheError when the cache refuses the step.
+
+    Nodes that are one MLX primitive together are computed as that; ``fused=False`` executes the graph as it is written,
+    node by node. ``device`` is where MLX computes, its default device unless given.
     """
 
-    def __init__(self, pte: PteFile, name: str = "forward", cache: Cache | None = None) -> None:
+    def __init__(
+        self,
+        pte: PteFile,
+        name: str = "forward",
+        cache: Cache | None = None,
+        *,
+        fused: bool = True,
+        device: mx.Device | None = None,
+    ) -> None:
         self.where = f"{pte.path.name}: {name}"
+        self.under_way: Execution | None = None
         self._cache = cache
+        self.device = mx.default_device() if device is None else device
+        if self.device == mx.gpu and not mx.is_available(self.device):
+            raise DelegateError(f"{self.where} is to run on {self.device}, which MLX does not have here. Use mx.cpu.")
         method = pte.program.methods.get(name)
         if method is None:
             raise DelegateError(f"{pte.path.name} has no method '{name}'; it has {', '.join(pte.program.methods)}.")
         delegate, arguments = self._only_delegate(method)
-        self._graph = graph = parse_mlx_payload(delegate.payload)
+        self._graph = parse_mlx_payload(delegate.payload)
         self._bind_signature(method, arguments)
+        with mx.stream(self.device):
+            self._load(pte, fused)
+
+    def _load(self, pte: PteFile, fused: bool) -> None:
+        graph = self._graph
         metal.refuse_elsewhere(graph, self.where)
-        self._slots = Slots(graph.num_tensors, graph.num_values)
-        self._load_constants(pte)
-        self._slots.tensors[graph.mutable_tids.start : graph.mutable_tids.stop] = self._zeros()
-        operators: dict[str, Operator] = {**OPERATORS, "UpdateAndAttendNode": UpdateAndAttend(cache)}
+        slots = Slots(graph.num_tensors, graph.num_values)
+        slots.tensors[: graph.num_constant_tensors] = self._constants(pte)
+        slots.tensors[graph.mutable_tids.start : graph.mutable_tids.stop] = self._zeros()
+        operators: dict[str, Operator] = {**OPERATORS, "UpdateAndAttendNode": UpdateAndAttend(self._cache)}
         if graph.init_chain is not None:
             for call in plan_chain(graph, graph.init_chain, operators, init=True):
-                call(self._slots)
-        self._constants = self._slots.tensors[: graph.num_constant_tensors]
-        self._fresh = self._buffers = self._buffers_in_slots()
-        self._evaluate(self._constants, self._buffers)
-        self._plan = plan_chain(graph, graph.main_chain, operators)
+                call(slots)
+        constants = slots.tensors[: graph.num_constant_tensors]
+        self._fresh = self._buffers = slots.tensors[graph.mutable_tids.start : graph.mutable_tids.stop]
+        self.evaluated(mx.eval, constants, self._buffers)
+        plan = plan_chain(graph, graph.main_chain, operators)
+        body = body_of(graph, constants, self._output_slots) if fused else None
+        if body is None:
+            self._run = self._node_by_node(plan, constants)
+        else:
+            on_gpu = self.device == mx.gpu
+            self._run = StraightLine(fused_body(body, operators, on_gpu=on_gpu), {**operators, **FUSED})
 
     def __call__(self, *arrays: mx.array) -> list[mx.array]:
         """One execution. int64 token ids and positions go in as they are; outputs have the method's dtypes."""
+        return self.begin(*arrays).finish()
+
+    def begin(self, *arrays: mx.array) -> Execution:
+        """One execution, recorded and neither computed nor committed. An open one is abandoned."""
+        if self.under_way is not None:
+            self.under_way.abandon()
         self._check_inputs(arrays)
-        graph, slots = self._graph, self._slots
-        between = graph.mutable_tids.start - graph.num_constant_tensors
-        slots.tensors = [*self._constants, *[None] * between, *self._buffers, *[None] * graph.num_temp_tensors]
-        for slot, array in zip(self._input_slots, arrays, strict=True):
-            if slot is not None:
-                slots.tensors[slot.idx] = array
+        given = {slot.idx: array for slot, array in zip(self._input_slots, arrays, strict=True) if slot is not None}
+        inputs = [given.get(tid) for tid in self._graph.input_tids]
         try:
-            for call in self._plan:
-                call(slots)
-            outputs = [self._output(slots.tensors[slot.idx], i) for i, slot in enumerate(self._output_slots)]
-            buffers = self._buffers_in_slots()
-            self._evaluate(outputs, buffers)
+            with mx.stream(self.device):
+                results = self._run(*inputs, *self._buffers)
+                outputs = [self._output(array, i) for i, array in enumerate(results[: len(self.outputs)])]
         except BaseException:
-            if self._cache is not None:
-                self._cache.abandon_step()
+            self.end(None)
             raise
-        finally:
-            slots.tensors = []
-        self._buffers = buffers
+        self.under_way = Execution(self, outputs, results[len(self.outputs) :])
+        return self.under_way
+
+    def end(self, buffers: list[mx.array] | None) -> None:
+        """No call is under way any more. Without the buffers it leaves, none of it counts."""
+        self.under_way = None
+        if buffers is not None:
+            self._buffers = buffers
         if self._cache is not None:
-            self._cache.commit_step()
-        return outputs
+            self._cache.abandon_step() if buffers is None else self._cache.commit_step()
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether the graph itself keeps something from one call to the next."""
+        return bool(self._graph.mutable_tids)
 
     def reset(self) -> None:
         """Forgets what the mutable buffers hold. A bound cache is its owner's to reset."""
         self._buffers = self._fresh
 
-    def _evaluate(self, *arrays: list[mx.array]) -> None:
+    def evaluated(self, evaluate: Callable[..., None], *arrays: Sequence[mx.array]) -> None:
         """MLX computes only now: what it has no kernel for shows here."""
         try:
-            mx.eval(*arrays)
+            evaluate(*arrays)
         except FAILURES as error:
-            raise DelegateError(f"{self.where} failed on {mx.default_device()}: {error}") from error
+            raise DelegateError(f"{self.where} failed on {self.device}: {error}") from error
+
+    def _node_by_node(self, plan: list[Call], constants: list[mx.array]) -> Callable[..., list[Any]]:
+        """Inputs and buffers to outputs and buffers, by the graph as it is written."""
+        graph = self._graph
+        num_inputs = graph.num_input_tensors
+        results = [slot.idx for slot in self._output_slots] + list(graph.mutable_tids)
+
+        def run(*arrays: mx.array | None) -> list[Any]:
+            slots = Slots(0, graph.num_values)
+            made = [None] * graph.num_output_tensors, [None] * graph.num_temp_tensors
+            slots.tensors = [*constants, *arrays[:num_inputs], *made[0], *arrays[num_inputs:], *made[1]]
+            for call in plan:
+                call(slots)
+            return [slots.tensors[tid] for tid in results]
+
+        return run
 
     def _zeros(self) -> list[mx.array]:
         """What the mutable buffers begin as, whatever they held when the model was exported, as on the device."""
@@ -98,9 +196,6 @@ class MlxMethod:
             check_allocation(f"{self.where}: mutable buffer {tid}", sizes, dtype)
             buffers.append(mx.zeros(sizes, dtype))
         return buffers
-
-    def _buffers_in_slots(self) -> list[mx.array]:
-        return self._slots.tensors[self._graph.mutable_tids.start : self._graph.mutable_tids.stop]
 
     def _only_delegate(self, method: Method) -> tuple[Delegate, tuple[int, ...]]:
         """The delegate that is the whole body of the method, and the values that it is handed."""
@@ -141,8 +236,9 @@ class MlxMethod:
             if slot.kind != "tensor":
                 raise DelegateError(f"{self.where} takes or returns a plain {slot.kind}; this executor passes tensors.")
 
-    def _load_constants(self, pte: PteFile) -> None:
+    def _constants(self, pte: PteFile) -> list[mx.array]:
         graph = self._graph
+        arrays = []
         for tid in graph.constant_tids:
             key, meta = graph.names.get(Slot("tensor", tid)), graph.meta(tid)
             if key is None or meta is None:
@@ -153,9 +249,9 @@ class MlxMethod:
             shape = [dim.value for dim in meta.shape]
             if None in shape:
                 raise DelegateError(f"{what} has a dynamic shape; a constant's is static. The file is damaged.")
-            self._slots.tensors[tid] = dtypes.array_from_bytes(
-                pte.named_data[key], tuple(size for size in shape if size is not None), meta.dtype, what
-            )
+            sizes = tuple(size for size in shape if size is not None)
+            arrays.append(dtypes.array_from_bytes(pte.named_data[key], sizes, meta.dtype, what))
+        return arrays
 
     def _tensor(self, value: object) -> TensorValue:
         if not isinstance(value, TensorValue):

@@ -111,9 +111,9 @@ class _Planner:
         return _Planned(whole.calls, whole.needs, whole.makes, height)
 
     def _instruction(self, node: Node, place: str) -> _Planned:
-        reads = [ref for name, field in node.fields.items() if name not in RESULTS for ref in _references(field)]
-        outs = [ref for name in RESULTS for ref in _references(node.fields.get(name))]
-        in_place = _references(node.fields.get(WRITES_IN_PLACE.get(node.name, "")))
+        reads = [ref for name, field in node.fields.items() if name not in RESULTS for ref in references(field)]
+        outs = [ref for name in RESULTS for ref in references(node.fields.get(name))]
+        in_place = references(node.fields.get(WRITES_IN_PLACE.get(node.name, "")))
         self._refuse_constants((*outs, *in_place), place)
         call = _call(self._operators[node.name], node, outs, place)
         return _Planned([call], dict.fromkeys(reads, place), set(outs))
@@ -128,7 +128,7 @@ class _Planner:
             for call in chosen.calls if read(slots) else otherwise.calls:
                 call(slots)
 
-        needs = {**dict.fromkeys(_references(condition), place), **otherwise.needs, **chosen.needs}
+        needs = {**dict.fromkeys(references(condition), place), **otherwise.needs, **chosen.needs}
         return _Planned([run], needs, chosen.makes & otherwise.makes, 1 + max(chosen.height, otherwise.height))
 
     def _scan(self, node: Node, place: str, depth: int) -> _Planned:
@@ -183,10 +183,10 @@ def _call(operator: Operator, node: Node, outs: list[Tid | Vid], place: str) -> 
             continue
         if isinstance(field, Tid):
             tensors.append((name, field.idx))
-        elif any(_references(field)):
+        elif any(references(field)):
             others.append((name, _reader(field)))
         else:
-            known[name] = _saturated(field)
+            known[name] = saturated(field)
 
     def run(slots: Slots) -> None:
         arguments = {name: slots.tensors[tid] for name, tid in tensors}
@@ -212,10 +212,10 @@ def _call(operator: Operator, node: Node, outs: list[Tid | Vid], place: str) -> 
     return run
 
 
-def _saturated(field: Any) -> Any:
+def saturated(field: Any) -> Any:
     """Literals are int64 in the file and int32 to the runtime, which clamps: "to the end" is written as INT64_MAX."""
     if isinstance(field, tuple):
-        return tuple(_saturated(item) for item in field)
+        return tuple(saturated(item) for item in field)
     if isinstance(field, int) and not isinstance(field, bool):
         return min(max(field, INT32_MIN), INT32_MAX)
     return field
@@ -231,16 +231,16 @@ def _reader(field: Any) -> Callable[[Slots], Any]:
     if isinstance(field, tuple):
         readers = [_reader(item) for item in field]
         return lambda slots: tuple(read(slots) for read in readers)
-    literal = _saturated(field)
+    literal = saturated(field)
     return lambda slots: literal
 
 
-def _references(field: Any) -> Iterable[Tid | Vid]:
+def references(field: Any) -> Iterable[Tid | Vid]:
     if isinstance(field, Tid | Vid):
         yield field
     elif isinstance(field, tuple):
         for item in field:
-            yield from _references(item)
+            yield from references(item)
 
 
 def _shown(ref: Tid | Vid) -> str:

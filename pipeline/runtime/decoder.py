@@ -6,13 +6,14 @@ Knows the runner's contract and the forward signature; does not know text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
 from pipeline.contract import SCALAR_TYPE, Contract
 from pipeline.delegate.dtypes import BY_CODE
-from pipeline.delegate.executor import MlxMethod
+from pipeline.delegate.executor import Execution, MlxMethod
+from pipeline.delegate.plan import FAILURES
 from pipeline.errors import CacheError, DelegateError
 from pipeline.pte import PteFile
 from pipeline.runtime.kv_cache import KVCache
@@ -29,9 +30,10 @@ class Decoder:
     """The artifact's ``forward`` with a cache bound to it, and the position where the next token goes.
 
     The cache is built from what the file publishes alone: geometry, largest step, context length and activation dtype.
+    ``fused`` and ``device`` are those of ``MlxMethod``.
     """
 
-    def __init__(self, pte: PteFile) -> None:
+    def __init__(self, pte: PteFile, *, fused: bool = True, device: mx.Device | None = None) -> None:
         self.contract = Contract.read(pte.program.constants(), pte.path.name)
         self._where = pte.path.name
         self._cache = KVCache(
@@ -40,7 +42,7 @@ class Decoder:
             max_write=self.contract.max_seq_len,
             dtype=BY_CODE[SCALAR_TYPE[self.contract.dtype]],
         )
-        self._forward = MlxMethod(pte, cache=self._cache)
+        self._forward = MlxMethod(pte, cache=self._cache, fused=fused, device=device)
 
     @property
     def position(self) -> int:
@@ -78,15 +80,7 @@ class Decoder:
                 )
         rows = self._rows(len(ids), selected)
         start = self.position
-        inputs = [mx.array([ids], mx.int64), mx.arange(start, start + len(ids), dtype=mx.int64)]
-        if self.contract.logits == "selected":
-            inputs.append(mx.array(rows, mx.int64))
-        (logits,) = self._forward(*inputs)
-        if logits.shape != (1, len(rows), self.contract.vocab_size):
-            raise DelegateError(
-                f"{self._where}: a step of {len(ids)} tokens gave logits {list(logits.shape)}; expected "
-                f"{[1, len(rows), self.contract.vocab_size]} for {self.contract.logits} logits. Run pte verify on it."
-            )
+        (logits,) = self._begun(mx.array([ids], mx.int64), rows).finish()
         return [start + row for row in rows], logits[0]
 
     def _rows(self, num_tokens: int, selected: Sequence[int] | None) -> list[int]:
@@ -123,14 +117,86 @@ class Decoder:
     ) -> Iterator[tuple[int, mx.array]]:
         """Continues ``prompt``; yields each chosen token with the logits it was chosen from, a stop token included.
 
-        Ends after a stop token, after ``max_new_tokens``, or when the context is full.
+        Ends after a stop token, after ``max_new_tokens``, or when the context is full. While MLX computes a token, the
+        step after it is prepared; it counts only once the caller asks for the next token.
         """
         if not prompt:
             raise CacheError(f"{self._where}: the prompt has no tokens; expected at least 1 to continue.")
         *_, logits = self.prefill(prompt, seen=seen)
-        for generated in range(max_new_tokens):
-            token = cast(int, mx.argmax(logits).item())
-            yield token, logits
-            if token in self.contract.eos_ids or generated + 1 == max_new_tokens or not self._cache.can_extend():
-                return
-            logits = self.feed([token], seen)
+        token, sound = self._likeliest(logits), self.position
+        for remaining in reversed(range(max_new_tokens)):
+            following = self._following(token) if remaining and self._cache.can_extend() else None
+            try:
+                chosen = self._waited_for(token, sound)
+                sound = self.position
+                yield chosen, logits
+                if chosen in self.contract.eos_ids or not remaining:
+                    return
+                if following is not None and following.step.is_open:
+                    seen([self.position], following.step.outputs[0][0])
+                    following.step.commit()
+                    logits, token = following.logits, following.token
+                elif self._cache.can_extend():
+                    # Nothing runs ahead, or the caller has used the decoder in between.
+                    logits = self.feed([chosen], seen)
+                    token, sound = self._likeliest(logits), self.position
+                else:
+                    return
+            finally:
+                if following is not None:
+                    following.step.abandon()
+
+    def _begun(self, tokens: mx.array, rows: list[int]) -> Execution:
+        """The step that appends tokens [1, T] and gives logits of ``rows`` of them.
+
+        Positions and rows are numbers that the host knows: nobody waits for them.
+        """
+        length = tokens.shape[1]
+        inputs = [tokens, mx.array(list(range(self.position, self.position + length)), mx.int64)]
+        if self.contract.logits == "selected":
+            inputs.append(mx.array(rows, mx.int64))
+        step = self._forward.begin(*inputs)
+        shape = step.outputs[0].shape
+        if shape != (1, len(rows), self.contract.vocab_size):
+            step.abandon()
+            raise DelegateError(
+                f"{self._where}: a step of {length} tokens gave logits {list(shape)}; expected "
+                f"{[1, len(rows), self.contract.vocab_size]} for {self.contract.logits} logits. Run pte verify on it."
+            )
+        return step
+
+    def _following(self, token: mx.array) -> _Following | None:
+        """The step after the one that chooses ``token``, begun before MLX knows what that is.
+
+        None if it could not be taken back: where steps are of one token, a ring has lost what the step before needs.
+        An index of the largest logit is inside the vocabulary, since the logits are as many.
+        """
+        if self.contract.max_seq_len < 2 or self._forward.has_buffers:
+            return None
+        with mx.stream(self._forward.device):
+            step = self._begun(token.reshape(1, 1).astype(mx.int64), [0])
+            logits = step.outputs[0][0, -1]
+            following = _Following(step, logits, mx.argmax(logits))
+        step.start(logits, following.token)
+        return following
+
+    def _likeliest(self, logits: mx.array) -> mx.array:
+        with mx.stream(self._forward.device):
+            return mx.argmax(logits)
+
+    def _waited_for(self, token: mx.array, sound: int) -> int:
+        """The token's number. If the step that chooses it failed, the history is again its first ``sound`` tokens."""
+        try:
+            return cast(int, token.item())
+        except FAILURES as error:
+            self._cache.abandon_step()
+            self._cache.rewind(sound)
+            raise DelegateError(f"{self._where} failed on {self._forward.device}: {error}") from error
+
+
+class _Following(NamedTuple):
+    """A step under way, its last logits and the token that they choose, none of which may be computed yet."""
+
+    step: Execution
+    logits: mx.array
+    token: mx.array

@@ -45,12 +45,14 @@ class KVCache:
         self.capacity = capacity
         self.dtype = dtype
         self.length = 0
+        self._highest = 0
         self._step: tuple[int, int] | None = None
-        self._plans: dict[LayerLayout, StepPlan] = {}
-        self._masks: dict[tuple[int, int, int], mx.array] = {}
+        self._positions: Sequence[int] | None = None
+        self._plans: dict[LayerLayout, _IndexedPlan] = {}
         self._written_by: dict[int, tuple[mx.array, mx.array]] = {}
         self._layouts = [LayerLayout(window=c.window, capacity=capacity, max_write=max_write) for c in caches]
-        self._geometry = tuple(caches)
+        self._sizes = [(cache.num_kv_heads, cache.head_dim) for cache in caches]
+        self._max_write = max_write
         self._keys: list[mx.array] = []
         self._values: list[mx.array] = []
         for cache, layout in zip(caches, self._layouts, strict=True):
@@ -65,8 +67,21 @@ class KVCache:
 
     def clear(self) -> None:
         """Forgets the sequence; the pools keep their size."""
-        self.length = 0
+        self.length = self._highest = 0
         self.abandon_step()
+
+    def rewind(self, length: int) -> bool:
+        """Forgets all but the first ``length`` tokens. False, and nothing is changed, if they are no longer all there.
+
+        A flat layer keeps every token. A ring has lost cells once it has been written round: what was written last, up
+        to ``max_write`` tokens, can be taken back.
+        """
+        wrapped = any(layout.window and self._highest > layout.max_slots for layout in self._layouts)
+        if not 0 <= length <= self.length or (wrapped and length < self._highest - self._max_write):
+            return False
+        self.length = length
+        self.abandon_step()
+        return True
 
     def commit_step(self) -> None:
         """The step's tokens belong to the sequence from now on."""
@@ -77,9 +92,8 @@ class KVCache:
 
     def abandon_step(self) -> None:
         """Whatever the step wrote is not part of the sequence; the same positions may be written again."""
-        self._step = None
+        self._step = self._positions = None
         self._plans.clear()
-        self._masks.clear()
         self._written_by.clear()
 
     def update_and_fetch(
@@ -97,26 +111,24 @@ class KVCache:
         """
         if not 0 <= layer_id < len(self._layouts):
             raise CacheError(f"layer_id {layer_id} has no cache; expected 0 to {len(self._layouts) - 1}.")
-        expected = (1, self._geometry[layer_id].num_kv_heads, len(positions), self._geometry[layer_id].head_dim)
+        heads, head_dim = self._sizes[layer_id]
+        expected = (1, heads, len(positions), head_dim)
         for name, array in (("K", keys), ("V", values)):
             if array.shape != expected:
                 raise CacheError(f"cache {layer_id}: {name} has shape {array.shape}; expected {expected}.")
-        self._enter_step(positions)
+        if positions is not self._positions:
+            self._enter_step(positions)
         layout = self._layouts[layer_id]
         plan = self._plans.get(layout)
         if plan is None:
-            plan = self._plans[layout] = layout.plan(positions[0], len(positions))
+            plan = self._plans[layout] = _IndexedPlan(layout.plan(positions[0], len(positions)), layout.window)
         if layer_id in self._written_by:
             self._check_repeat(layer_id, keys, values)
         else:
             self._keys[layer_id] = self._written(self._keys[layer_id], keys, plan, layout)
             self._values[layer_id] = self._written(self._values[layer_id], values, plan, layout)
             self._written_by[layer_id] = keys, values
-        return (
-            _gathered(self._keys[layer_id], plan.reads),
-            _gathered(self._values[layer_id], plan.reads),
-            self._mask(plan, layout.window, len(positions)),
-        )
+        return _gathered(self._keys[layer_id], plan), _gathered(self._values[layer_id], plan), plan.mask
 
     def _enter_step(self, positions: Sequence[int]) -> None:
         if not positions:
@@ -135,6 +147,7 @@ class KVCache:
             self._step = step
         elif step != self._step:
             raise CacheError(f"layers of one step disagree about it: {step} after {self._step} (start, tokens).")
+        self._positions = positions
 
     def _check_repeat(self, layer_id: int, keys: mx.array, values: mx.array) -> None:
         for first, second in zip(self._written_by[layer_id], (keys, values), strict=True):
@@ -145,34 +158,54 @@ class KVCache:
                     "readers that repeat its K/V."
                 )
 
-    def _written(self, pool: mx.array, update: mx.array, plan: StepPlan, layout: LayerLayout) -> mx.array:
-        last_slot = max(slot + count for slot, count in plan.writes)
+    def _written(self, pool: mx.array, update: mx.array, plan: _IndexedPlan, layout: LayerLayout) -> mx.array:
         slots = pool.shape[2]
-        if last_slot > slots:
-            size = grown(slots, last_slot, layout.max_slots)
+        if plan.slots > slots:
+            size = grown(slots, plan.slots, layout.max_slots)
             padding = mx.zeros((1, pool.shape[1], size - slots, pool.shape[3]), pool.dtype)
             pool = mx.concatenate([pool, padding], axis=2)
-        update = update.astype(self.dtype)
-        offset = 0
-        for slot, count in plan.writes:
-            pool[:, :, slot : slot + count] = update[:, :, offset : offset + count]
-            offset += count
+        self._highest = max(self._highest, plan.end)
+        if update.dtype != self.dtype:
+            update = update.astype(self.dtype)
+        if len(plan.writes) == 1:
+            pool[plan.writes[0][0]] = update
+            return pool
+        for cells, part in plan.writes:
+            pool[cells] = update[part]
         return pool
 
-    def _mask(self, plan: StepPlan, window: int, num_queries: int) -> mx.array | str | None:
-        if plan.mask == "none":
-            return None
-        if plan.mask == "causal":
-            return "causal"
-        key = (num_queries, plan.num_keys, window)
-        if key not in self._masks:
-            # Query i has the position of key S - T + i, and reaches window - 1 positions back from there.
-            newest = mx.arange(plan.num_keys - num_queries, plan.num_keys)[:, None]
-            age = newest - mx.arange(plan.num_keys)[None, :]
-            self._masks[key] = ((age >= 0) & (age < window))[None, None]
-        return self._masks[key]
+
+class _IndexedPlan:
+    """A step's plan as every layer of a layout uses it: indices into pools, and the mask."""
+
+    def __init__(self, plan: StepPlan, window: int) -> None:
+        self.slots = max(slot + count for slot, count in plan.writes)
+        self.reads = [_cells(run) for run in plan.reads]
+        self.writes = []
+        length = 0
+        for run in plan.writes:
+            self.writes.append((_cells(run), _cells((length, run[1]))))
+            length += run[1]
+        self.end = plan.end
+        self.mask = _banded(plan.num_keys, length, window) if plan.mask == "window" else _NAMED_MASKS[plan.mask]
 
 
-def _gathered(pool: mx.array, reads: tuple[Run, ...]) -> mx.array:
-    parts = [pool[:, :, slot : slot + count] for slot, count in reads]
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+_NAMED_MASKS = {"none": None, "causal": "causal"}
+
+
+def _banded(num_keys: int, num_queries: int, window: int) -> mx.array:
+    # Query i has the position of key S - T + i, and reaches window - 1 positions back from there.
+    newest = mx.arange(num_keys - num_queries, num_keys)[:, None]
+    age = newest - mx.arange(num_keys)[None, :]
+    return ((age >= 0) & (age < window))[None, None]
+
+
+def _cells(run: Run) -> tuple[slice, slice, slice]:
+    slot, count = run
+    return slice(None), slice(None), slice(slot, slot + count)
+
+
+def _gathered(pool: mx.array, plan: _IndexedPlan) -> mx.array:
+    if len(plan.reads) == 1:
+        return pool[plan.reads[0]]
+    return mx.concatenate([pool[cells] for cells in plan.reads], axis=2)

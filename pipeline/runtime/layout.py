@@ -20,12 +20,14 @@ Run = tuple[int, int]
 class StepPlan:
     """One layer's part of a step: slots to write, slots to read (oldest position first), and the mask over them.
 
-    ``mask`` is ``none`` (every key is attended), ``causal`` (aligned to the lower right) or ``window`` (explicit).
+    ``end`` is the position after the step's last token. ``mask`` is ``none`` (every key is attended), ``causal``
+    (aligned to the lower right) or ``window`` (explicit).
     """
 
     writes: tuple[Run, ...]
     reads: tuple[Run, ...]
     num_keys: int
+    end: int
     mask: Literal["none", "causal", "window"]
 
 
@@ -69,7 +71,7 @@ class LayerLayout:
         else:
             mask = "causal"
         return StepPlan(
-            writes=self._runs(start, length), reads=self._runs(base, num_keys), num_keys=num_keys, mask=mask
+            writes=self._runs(start, length), reads=self._runs(base, num_keys), num_keys=num_keys, end=end, mask=mask
         )
 
     def _runs(self, position: int, length: int) -> tuple[Run, ...]:

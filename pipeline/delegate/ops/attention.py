@@ -49,9 +49,9 @@ class UpdateAndAttend:
         if layer_id is None or scale is None:
             raise DelegateError("UpdateAndAttendNode lacks its layer_id or scale; the file is damaged.")
         keys, values, mask = self.cache.update_and_fetch(layer_id, k, v, self._positions(position))
-        attended = mx.fast.scaled_dot_product_attention(
-            q, keys.astype(q.dtype), values.astype(q.dtype), scale=scale, mask=mask
-        )
+        if keys.dtype != q.dtype:
+            keys, values = keys.astype(q.dtype), values.astype(q.dtype)
+        attended = mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
         return attended if out_dtype is None else attended.astype(dtypes.of_code(out_dtype))
 
     def _positions(self, position: mx.array) -> list[int]:
@@ -59,8 +59,13 @@ class UpdateAndAttend:
         if self._latest is None or self._latest[0] is not position:
             if position.dtype not in (mx.int32, mx.int64):
                 raise DelegateError(f"UpdateAndAttendNode has positions of {position.dtype}; expected int32 or int64.")
-            self._latest = (position, cast(list[int], position.reshape(-1).tolist()))
+            self._latest = (position, numbers(position))
         return self._latest[1]
+
+
+def numbers(position: mx.array) -> list[int]:
+    """The elements in order. Of an array [T] that MLX has already, nothing is computed."""
+    return cast(list[int], (position if position.ndim == 1 else position.reshape(-1)).tolist())
 
 
 def sdpa(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None, causal: bool) -> mx.array:

@@ -32,7 +32,7 @@ def quantized_matmul(
     transpose: bool,
 ) -> mx.array:
     """``x`` times the weight, transposed or not. x [..., K], w [N, K * bits / 32] when transposed. Returns [..., N]."""
-    _check_packing(w, scales, biases, group_size, bits)
+    check_packing(w, scales, biases, group_size, bits)
     layout: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
     if not x.size or not w.size:
         # MLX would end the whole process with a division by zero.
@@ -63,7 +63,7 @@ def gather_qmm(
     """
     if lhs_indices is None and rhs_indices is None:
         return quantized_matmul(x, w, scales, biases, group_size, bits, mode, transpose)
-    _check_packing(w, scales, biases, group_size, bits)
+    check_packing(w, scales, biases, group_size, bits)
     if not x.size or not w.size:
         raise DelegateError(f"GatherQmmNode has x {list(x.shape)} and w {list(w.shape)}; expected some elements.")
     result = _dtype(x, scales, biases)
@@ -94,7 +94,7 @@ def dequantize(
     dtype: int | None,
 ) -> mx.array:
     """The weight unpacked, in ``dtype``, or in that of scales and biases; without both, small floats are bfloat16."""
-    _check_packing(w, scales, biases, group_size, bits)
+    check_packing(w, scales, biases, group_size, bits)
     asked = None if dtype is None else dtypes.of_code(dtype)
     result = asked or (mx.bfloat16 if biases is None else mx.result_type(scales, biases))
     if not w.size:
@@ -113,7 +113,7 @@ def dequantize(
     ).astype(result)
 
 
-def _check_packing(w: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int) -> None:
+def check_packing(w: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int) -> None:
     """What MLX does not check itself: it would read past the end, or divide by zero and end the process."""
     rows = w.shape[:-1]
     if scales.shape[:-1] != rows or (biases is not None and biases.shape != scales.shape):

@@ -1,0 +1,305 @@
+"""Rewrites a body into one that computes the same in fewer steps.
+
+A rule looks at one step, the last of the sub-graph that it replaces, and says what stands there instead: another
+reference, or steps, of which the last has the results of the one replaced. What nobody reads afterwards is dropped. A
+rule proves that it may be applied from what the graph says, and where it cannot, leaves the step alone.
+
+Two rules round differently from the graph as exported, both only on a GPU: rotary positions, computed there in float32
+and rounded once, and the product of an activation, of which one compiled kernel may keep intermediates in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import cast
+
+import mlx.core as mx
+
+from pipeline.delegate.body import IMPURE, Body, Ref, Step, resolved
+from pipeline.delegate.fold import folded
+from pipeline.delegate.ops.fused import OPERATORS as FUSED
+from pipeline.delegate.plan import INT32_MAX, Operator
+from pipeline.delegate.shapes import Shapes
+from pipeline.pte import Tid, Vid
+
+FLOAT32_CODE = 6
+
+
+class Made:
+    """Which step makes a reference, among those that a rule's own step may read."""
+
+    def __init__(self, body: Body) -> None:
+        self.constants = body.constants
+        self.inputs = frozenset(body.inputs)
+        self.shapes = Shapes(body)
+        self.attended = {step.fields["position"] for step in body.steps if step.name == "UpdateAndAttendNode"}
+        self._by: dict[Ref, Step] = {}
+        self._fresh = body.fresh()
+
+    def see(self, step: Step) -> None:
+        self.shapes.see(step)
+        self._by.update(dict.fromkeys(step.outs, step))
+
+    def by(self, ref: Ref, *names: str) -> Step | None:
+        """The step that makes it, if it is one of these nodes."""
+        step = self._by.get(ref)
+        return step if step is not None and step.name in names else None
+
+    def before(self, ref: Ref, *names: str) -> Ref:
+        """Where it comes from, seen through nodes of one operand ``x``."""
+        while (step := self.by(ref, *names)) is not None:
+            ref = step.fields["x"]
+        return ref
+
+    def tensor(self) -> Tid:
+        """A reference nobody has."""
+        return Tid(next(self._fresh))
+
+    def value(self) -> Vid:
+        return Vid(next(self._fresh))
+
+
+Rule = Callable[[Step, Made], "Ref | list[Step] | None"]
+
+
+def identity(step: Step, made: Made) -> Ref | None:
+    """Nodes that change nothing: a copy, and the one row of an axis that was just added."""
+    copied = step if step.name == "IdCopyNode" else None
+    if step.name == "TakeNode" and step.fields["index"] == 0:
+        added = made.by(step.fields["x"], "ExpandDimsNode")
+        copied = added if added is not None and added.fields["axis"] == step.fields["axis"] >= 0 else None
+    return None if copied is None else cast(Ref, copied.fields["x"])
+
+
+def positions(step: Step, made: Made) -> list[Step] | None:
+    """Attention reads its positions in order, whatever their shape: it is handed the input that they come from.
+
+    That array is known to the host before anything is computed; a reshaped one would have to be waited for.
+    """
+    if step.name != "UpdateAndAttendNode":
+        return None
+    source = made.before(step.fields["position"], "ReshapeNode", "ExpandDimsNode", "SqueezeNode")
+    if source not in made.inputs or source == step.fields["position"]:
+        return None
+    return [replace(step, fields={**step.fields, "position": source})]
+
+
+def rotation(step: Step, made: Made) -> list[Step] | None:
+    """``x * cos + concat(-x[half:], x[:half]) * sin``, by tables of whole width: seven nodes become RotateNode.
+
+    The sign goes into the table, which every layer shares, and the halves are swapped at once. Exactly the same result.
+    """
+    found = _rotation(step, made)
+    if found is None:
+        return None
+    x, cos, sin, _ = found
+    signed = made.tensor()
+    return [
+        Step("SignedNode", {"sin": sin}, (signed,), step.place),
+        Step("RotateNode", {"x": x, "cos": cos, "sin": signed}, step.outs, step.place),
+    ]
+
+
+def rope(step: Step, made: Made) -> list[Step] | None:
+    """The same sub-graph where its tables are cos and sin of position times frequency: ``mx.fast.rope``.
+
+    The positions must be those that off-graph attention is handed, which are a run, or the step is refused; the tables
+    [1, 1, T, dims]; and both must have one constant factor. Angles are float32 as in the graph, cos and sin are not
+    rounded to the dtype of x, and the frequencies are inverted twice: float32 results differ by a relative 1e-7 of the
+    angle, narrower ones by their rounding.
+    """
+    found = _rotation(step, made)
+    if found is None:
+        return None
+    x, cos, sin, half = found
+    tables = [_table(cos, "CosNode", made), _table(sin, "SinNode", made)]
+    if None in tables or tables[0] != tables[1] or tables[0] is None:
+        return None
+    angles, factor, code = tables[0]
+    doubled = made.by(angles, "ConcatenateNode")
+    if doubled is None or len(doubled.fields["tensors"]) != 2 or len(set(doubled.fields["tensors"])) != 1:
+        return None
+    product = made.by(doubled.fields["tensors"][0], "MultiplyNode")
+    if product is None:
+        return None
+    for position, frequency in (("a", "b"), ("b", "a")):
+        frequencies = made.constants.get(product.fields[frequency])
+        source = made.before(product.fields[position], "ReshapeNode", "ExpandDimsNode", "SqueezeNode", "AsTypeNode")
+        if frequencies is not None and source in made.inputs & made.attended:
+            break
+    else:
+        return None
+    if frequencies.dtype != mx.float32 or frequencies.size != half or frequencies.shape[-1] != half:
+        return None
+    start, divisors, inverse = made.value(), made.tensor(), product.fields[frequency]
+    flat = made.tensor()
+    return [
+        Step("StartNode", {"positions": source}, (start,), step.place),
+        Step("ReshapeNode", {"x": inverse, "shape": (half,)}, (flat,), step.place),
+        Step("ReciprocalNode", {"x": flat}, (divisors,), step.place),
+        Step(
+            "RopeByTablesNode",
+            {"x": x, "start": start, "divisors": divisors, "factor": factor, "table_type": code},
+            step.outs,
+            step.place,
+        ),
+    ]
+
+
+def _rotation(step: Step, made: Made) -> tuple[Ref, Ref, Ref, int] | None:
+    """x, cos, sin and half the width, if the step ends a rotation of halves of a [.., .., T, width] array."""
+    if step.name != "AddNode":
+        return None
+    products = [made.by(step.fields[name], "MultiplyNode") for name in ("a", "b")]
+    for kept, turned in (products, reversed(products)):
+        if kept is None or turned is None:
+            return None
+        for swapped, sin in _either(turned):
+            halves = _swapped_halves(swapped, made)
+            if halves is None:
+                continue
+            x, half = halves
+            for same, cos in _either(kept):
+                shapes = [made.shapes[ref] for ref in (x, cos, sin)]
+                if same == x and all(shape and len(shape) == 4 and shape[3] == 2 * half for shape in shapes):
+                    return x, cos, sin, half
+    return None
+
+
+def _either(step: Step) -> Iterator[tuple[Ref, Ref]]:
+    a, b = step.fields["a"], step.fields["b"]
+    yield a, b
+    yield b, a
+
+
+def _swapped_halves(ref: Ref, made: Made) -> tuple[Ref, int] | None:
+    """x and half its width, if this is ``concat(-x[..., half:], x[..., :half])``."""
+    joined = made.by(ref, "ConcatenateNode")
+    if joined is None or len(joined.fields["tensors"]) != 2 or joined.fields["axis"] not in (-1, 3):
+        return None
+    negated = made.by(joined.fields["tensors"][0], "NegNode")
+    first = made.by(joined.fields["tensors"][1], "SliceNode")
+    second = None if negated is None else made.by(negated.fields["x"], "SliceNode")
+    if first is None or second is None or first.fields["x"] != second.fields["x"]:
+        return None
+    half = first.fields["stop"]
+    expected = {"axis": (-1, 3), "step": (1,)}
+    cuts = ((first, 0, (half,)), (second, half, (2 * half, INT32_MAX) if isinstance(half, int) else ()))
+    for cut, start, stops in cuts:
+        if cut.fields["start"] != start or cut.fields["stop"] not in stops:
+            return None
+        if any(cut.fields[name] not in choices for name, choices in expected.items()):
+            return None
+    return (first.fields["x"], half) if isinstance(half, int) and half > 0 else None
+
+
+def _table(ref: Ref, function: str, made: Made) -> tuple[Ref, float, int | None] | None:
+    """The angles, a constant factor, and the last cast, of a table [1, 1, T, width] that is cos or sin of them."""
+    shape = made.shapes[ref]
+    if shape is None or shape[:2] != (1, 1):
+        return None
+    factor, code = 1.0, None
+    while True:
+        if (step := made.by(ref, "AsTypeNode")) is not None:
+            code = step.fields["scalar_type"] if code is None else code
+            ref = step.fields["x"]
+        elif (step := made.by(ref, "ExpandDimsNode")) is not None:
+            ref = step.fields["x"]
+        elif (step := made.by(ref, "MultiplyNode")) is not None:
+            scalars = [(x, made.constants[scalar]) for x, scalar in _either(step) if scalar in made.constants]
+            if len(scalars) != 1 or scalars[0][1].size != 1 or scalars[0][1].dtype != mx.float32:
+                return None
+            ref, factor = scalars[0][0], factor * scalars[0][1].item()
+        elif (step := made.by(ref, function)) is not None:
+            return step.fields["x"], factor, code
+        else:
+            return None
+
+
+def activated_product(step: Step, made: Made) -> list[Step] | None:
+    """``silu(gate) * up`` and its kin by GELU: one compiled kernel instead of three to nine."""
+    if step.name != "MultiplyNode":
+        return None
+    for gate, up in _either(step):
+        silu, gelu = made.by(gate, "SiluNode"), made.by(gate, "GeluNode")
+        if silu is not None and made.shapes[up] == made.shapes[gate]:
+            fields = {"gate": silu.fields["x"], "up": up, "activation": "silu"}
+        elif gelu is not None:
+            fields = {"gate": gelu.fields["x"], "up": up, "activation": f"gelu-{gelu.fields['approximate']}"}
+        else:
+            continue
+        return [Step("ActivatedProductNode", fields, step.outs, step.place)]
+    return None
+
+
+def quantized_product(step: Step, made: Made) -> list[Step] | None:
+    """A product with a constant packed weight on a CPU, which is taken in float32: scales are widened once, at load."""
+    if step.name != "QuantizedMatmulNode" or step.fields["biases"] is None:
+        return None
+    if any(step.fields[name] not in made.constants for name in ("w", "scales", "biases")):
+        return None
+    narrow = {made.constants[step.fields[name]].dtype for name in ("scales", "biases")}
+    if len(narrow) != 1 or not narrow <= {mx.bfloat16, mx.float16}:
+        return None
+    wide = {"scales": made.tensor(), "biases": made.tensor()}
+    widen = [
+        Step("AsTypeNode", {"x": step.fields[name], "scalar_type": FLOAT32_CODE}, (ref,), step.place)
+        for name, ref in wide.items()
+    ]
+    return [*widen, replace(step, name="WidenedMatmulNode", fields={**step.fields, **wide, "narrow": narrow.pop()})]
+
+
+EXACT: tuple[Rule, ...] = (identity, positions)
+ON_CPU: tuple[Rule, ...] = (rotation, quantized_product)
+ON_GPU: tuple[Rule, ...] = (rope, rotation, activated_product)
+
+
+def fused(body: Body, operators: Mapping[str, Operator], *, on_gpu: bool) -> Body:
+    """The body by the rules that gain on the device; same results, within rounding on a GPU."""
+    body = folded(body, operators)
+    for rule in (*EXACT, *(ON_GPU if on_gpu else ON_CPU)):
+        body = _applied(rule, body)
+    return _shared(folded(_shared(body), {**operators, **FUSED}))
+
+
+def _applied(rule: Rule, body: Body) -> Body:
+    made = Made(body)
+    aliases: dict[Ref, Ref] = {}
+    steps: list[Step] = []
+    for step in body.with_steps(list(body.steps), {}).steps:
+        step = _through(step, aliases)
+        instead = rule(step, made)
+        if isinstance(instead, Tid | Vid):
+            aliases[step.out] = resolved(instead, aliases)
+            continue
+        for each in [step] if instead is None else instead:
+            made.see(each)
+            steps.append(each)
+    return body.with_steps(steps, aliases)
+
+
+def _through(step: Step, aliases: dict[Ref, Ref]) -> Step:
+    def renamed(field: object) -> object:
+        if isinstance(field, tuple):
+            return tuple(map(renamed, field))
+        return resolved(field, aliases) if isinstance(field, Tid | Vid) else field
+
+    return replace(step, fields={name: renamed(field) for name, field in step.fields.items()}) if aliases else step
+
+
+def _shared(body: Body) -> Body:
+    """Of steps that compute the same from the same, the first."""
+    first: dict[tuple[object, ...], Step] = {}
+    aliases: dict[Ref, Ref] = {}
+    steps = []
+    for step in body.steps:
+        step = _through(step, aliases)
+        # 1, 1.0 and True are equal, and not the same to an operator.
+        key = (step.name, *((name, type(field), repr(field)) for name, field in step.fields.items()))
+        same = first.setdefault(key, step) if step.name not in IMPURE else step
+        if same is step:
+            steps.append(step)
+        else:
+            aliases.update(zip(step.outs, same.outs, strict=True))
+    return body.with_steps(steps, aliases)

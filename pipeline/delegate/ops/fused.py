@@ -1,0 +1,97 @@
+"""What rules of ``delegate.fuse`` put in place of several nodes. These names are in no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import mlx.core as mx
+
+from pipeline.delegate import dtypes
+from pipeline.delegate.ops.attention import numbers
+from pipeline.delegate.ops.elementwise import gelu, silu
+from pipeline.delegate.ops.quantized import check_packing
+from pipeline.errors import CacheError
+
+_SWAPPED = (..., slice(None, None, -1), slice(None))
+
+
+def signed(sin: mx.array) -> mx.array:
+    """A table [..., 2 * half] with its first half negated."""
+    first, second = mx.split(sin, 2, axis=-1)
+    return mx.concatenate([mx.negative(first), second], axis=-1)
+
+
+def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """x [B, heads, T, 2 * half], each pair (i, i + half) turned by tables of x's width; that of sin is signed.
+
+    The swapped halves are a view, which gains over many tokens; for one, what counts is to record little.
+    """
+    width = cos.shape[-1]
+    if cos.shape[-2] == 1:
+        return mx.add(mx.multiply(x, cos), mx.multiply(mx.roll(x, width // 2, -1), sin))
+    x, cos, sin = (mx.unflatten(array, -1, (2, width // 2)) for array in (x, cos, sin))
+    return mx.flatten(mx.add(mx.multiply(x, cos), mx.multiply(x[_SWAPPED], sin)), -2, -1)
+
+
+def start(positions: mx.array) -> int:
+    """The first of a run of positions. Raises CacheError if they are none."""
+    run = numbers(positions)
+    if not run or run != list(range(run[0], run[0] + len(run))):
+        raise CacheError(f"the step's positions {run[:8]} are not contiguous; one sequence needs a run.")
+    return run[0]
+
+
+def rope_by_tables(x: mx.array, start: int, divisors: mx.array, factor: float, table_type: int | None) -> mx.array:
+    """x [B, heads, T, dims] turned by position / divisors [dims / 2], times ``factor``.
+
+    The dtype is what x and a table of ``table_type``, float32 if None, promote to.
+    """
+    table = mx.float32 if table_type is None else dtypes.of_code(table_type)
+    x = x.astype(mx.result_type(x.dtype, table))
+    turned = mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=start, freqs=divisors)
+    return turned if factor == 1.0 else turned * mx.array(factor, x.dtype)
+
+
+_COMPILED = {
+    "silu": mx.compile(lambda gate, up: silu(gate) * up, shapeless=True),
+    "gelu-none": mx.compile(lambda gate, up: gelu(gate, "none") * up, shapeless=True),
+    "gelu-tanh": mx.compile(lambda gate, up: gelu(gate, "tanh") * up, shapeless=True),
+}
+
+
+def activated_product(gate: mx.array, up: mx.array, activation: str) -> mx.array:
+    """``activation(gate) * up``, as one kernel."""
+    return cast(mx.array, _COMPILED[activation](gate, up))
+
+
+def widened_matmul(
+    x: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    group_size: int,
+    bits: int,
+    mode: str,
+    transpose: bool,
+    narrow: mx.Dtype,
+) -> mx.array:
+    """``quantized.quantized_matmul`` whose scales and biases, in ``narrow``, were made float32 before."""
+    check_packing(w, scales, biases, group_size, bits)
+    if not x.size:
+        # MLX would end the whole process with a division by zero.
+        return mx.zeros((*x.shape[:-1], scales.shape[0] if transpose else scales.shape[1] * group_size), narrow)
+    product = mx.quantized_matmul(
+        x.astype(mx.float32), w, scales, biases, transpose=transpose, group_size=group_size, bits=bits, mode=mode
+    )
+    return product.astype(mx.result_type(x.dtype, narrow))
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "ActivatedProductNode": activated_product,
+    "RopeByTablesNode": rope_by_tables,
+    "RotateNode": rotate,
+    "SignedNode": signed,
+    "StartNode": start,
+    "WidenedMatmulNode": widened_matmul,
+}
