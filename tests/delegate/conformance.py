@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
 import torch
+from torch._export import utils
 
 from pipeline.contract import CacheGeometry
 from pipeline.delegate.dtypes import BY_CODE
@@ -71,10 +73,10 @@ def _provide_suite() -> None:
     modules.__path__ = [str(Path(where) / "modules") for where in parent.submodule_search_locations]
     sys.modules.setdefault(modules.__name__, modules)
 
-    # Two thirds of the time of a small export go into listing torch's operators, each time anew.
-    from torch._export import utils
 
-    utils._collect_all_valid_cia_ops_for_namespace = cache(utils._collect_all_valid_cia_ops_for_namespace)
+# More than half of the time of a small export goes into listing torch's operators, each time anew. They are listed once
+# here, and only here: tests elsewhere may register more.
+_operators_of_namespace = cache(utils._collect_all_valid_cia_ops_for_namespace)
 
 
 @cache
@@ -85,7 +87,8 @@ def outcome(name: str) -> Outcome:
         warnings.simplefilter("ignore")
         case.get_test_dir = lambda: Path(directory)
         try:
-            path, _, _ = case.generate_test_files()
+            with patch.object(utils, "_collect_all_valid_cia_ops_for_namespace", _operators_of_namespace):
+                path, _, _ = case.generate_test_files()
         except Exception as error:
             return Outcome(frozenset(), f"cannot be exported: {type(error).__name__}: {error}")
         with PteFile.open(path) as pte:

@@ -44,7 +44,7 @@ def test_a_case_of_executorchs_op_suite_agrees_with_eager(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_whole_suite_agrees_but_for_what_only_an_apple_gpu_runs() -> None:
-    """More than nine hundred cases, in about six minutes."""
+    """More than nine hundred cases, in five to ten minutes."""
     wrong, num_refused = {}, 0
     for name in conformance.cases():
         problem = conformance.outcome(name).problem
