@@ -16,14 +16,14 @@ from typing import Any
 from pipeline import plan, surroundings
 from pipeline.errors import FetchError, PipelineError, StepError
 from pipeline.plan import BUILD, BUNDLE, FETCH, QUANTIZE, SMOKE, VERIFY, Step
-from pipeline.snapshot import QUANTIZATION_REPORT, is_tokenizer_file
+from pipeline.snapshot import is_tokenizer_file
 from pipeline.spec import BuildSpec
 from pipeline.steps import build, bundle, quantize, smoke, verify
 from pipeline.steps.process import run_step
 from pipeline.store import Object, Receipt, Store
 from pipeline.store.digests import DigestMemo
 
-SNAPSHOT, QUANTIZED = "snapshot", "quantized"
+SNAPSHOT = "snapshot"
 
 
 class Workspace:
@@ -70,7 +70,7 @@ class Workspace:
         if receipt is None:
             return []
         if step.name == QUANTIZE:
-            return quantize.summary(self._report(receipt, QUANTIZATION_REPORT))
+            return quantize.summary(self._report(receipt, quantize.REPORT))
         if step.name == BUILD:
             return [f"  note: {note}" for note in self._report(receipt, build.REPORT)["notes"]]
         if step.name == SMOKE:
@@ -114,7 +114,7 @@ class Workspace:
     def _work(self, step: Step, given: Path, out: Path, stage: Callable[[str], None]) -> None:
         log = self.root / "logs" / f"{step.manifest.name}.{step.name}.log"
         artifact, snapshot = given / "model.pte", given / SNAPSHOT
-        quantized = given / QUANTIZED if QUANTIZE in step.needs else None
+        quantized = given / quantize.WEIGHTS if QUANTIZE in step.needs else None
         arguments: dict[str, dict[str, Any]] = {
             FETCH: {},
             QUANTIZE: {"snapshot": snapshot},
@@ -151,10 +151,9 @@ class Workspace:
                 if step.name == BUNDLE:
                     if _ships(need, name):
                         inputs[name] = Object(**item)
-                elif name != build.REPORT:
-                    # What is told of an artifact changes nothing in it.
-                    directory = {FETCH: f"{SNAPSHOT}/", QUANTIZE: f"{QUANTIZED}/"}.get(need, "")
-                    inputs[f"{directory}{name}"] = Object(**item)
+                elif name not in (quantize.REPORT, build.REPORT):
+                    # What is told of weights or an artifact changes nothing in them.
+                    inputs[f"{SNAPSHOT}/{name}" if need == FETCH else name] = Object(**item)
         return inputs
 
     def _check_unchanged(self, step: Step, asked: Mapping[str, Any]) -> None:
@@ -198,7 +197,7 @@ def _ships(step: str, name: str) -> bool:
     """Whether a step's output belongs into the bundle; weights are in the ``.pte``."""
     if step == FETCH:
         return is_tokenizer_file(name)
-    return step != QUANTIZE or name == QUANTIZATION_REPORT
+    return step != QUANTIZE or name == quantize.REPORT
 
 
 def _same(file: Path, stored: Path) -> bool:

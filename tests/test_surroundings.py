@@ -34,6 +34,7 @@ def closure(step: str) -> set[str]:
 
 CONTAINS = {
     "fetch": {"steps.fetch", "snapshot", "digest", "spec", "errors", "model.gguf"},
+    "quantize": {"steps.quantize", "spec", "errors", "model.checkpoint", "model.quantization", "model.suitability"},
     "build": {"steps.build", "model.attention", "model.export", "model.geometry", "model.lower", "model.metadata"},
     "verify": {"steps.verify", "verify", "pte", "pte.flatbuffer", "pte.program", "pte.mlx_graph", "schema", "spec"},
     "smoke": {"steps.smoke", "delegate.ops", "delegate.executor", "runtime.decoder", "runtime.kv_cache"}
@@ -60,7 +61,9 @@ def test_the_source_of_a_step_is_all_it_imports_however_far_and_wherever(step: s
         ("model.attention", {"build"}),
         ("model.lower", {"build"}),
         ("model.serializer", {"build"}),
-        ("model.checkpoint", {"build", "smoke"}),
+        ("model.checkpoint", {"quantize", "build", "smoke"}),
+        ("model.quantization", {"quantize", "build", "smoke"}),
+        ("model.proof", {"build"}),
         ("model.gguf", {"fetch"}),
         ("snapshot", {"fetch"}),
         # What runs and shows steps shapes none of their outputs.
@@ -88,7 +91,7 @@ def test_the_packages_that_a_module_lies_in_are_part_of_its_source(step: str) ->
 
 def test_every_module_that_a_light_step_loads_is_in_its_source() -> None:
     """Independent of how imports are read: a process that imports the step is asked what it has loaded."""
-    for step in ("fetch", "build", "verify", "bundle"):
+    for step in ("fetch", "quantize", "build", "verify", "bundle"):
         script = (
             f"import sys, pipeline.steps.{step}\nprint(*(name for name in sys.modules if name.startswith('pipeline.')))"
         )

@@ -215,7 +215,7 @@ def test_nothing_runs_however_doit_is_asked(arguments: list[str], project: Proje
 def test_looking_and_doing_nothing_loads_no_heavy_library(project: Project, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)
     lines, _ = project.doit("list", path=(tmp_path,))
-    assert [line.split()[0] for line in lines] == ["build", "bundle", "fetch", "smoke", "verify"]
+    assert [line.split()[0] for line in lines] == ["build", "bundle", "fetch", "quantize", "smoke", "verify"]
     assert project.doit("list", "--all", "--status", path=(tmp_path,))[0]
     assert project.doit("info", "bundle:tiny", path=(tmp_path,))[0]
     assert project.doit(path=(tmp_path,)) == (UP_TO_DATE, "")

@@ -12,6 +12,7 @@ import torch
 from pipeline.contract import LOGITS_MODE
 from pipeline.errors import ExportError
 from pipeline.model.attention import stepping
+from pipeline.model.logits import keeps_all_rows
 
 
 class OffGraphForward(torch.nn.Module):
@@ -54,11 +55,6 @@ class OffGraphForward(torch.nn.Module):
         if not self._keeps_all_rows or self._mode == "full":
             return logits
         return logits[:, -1:] if logit_rows is None else logits[:, logit_rows]
-
-
-def keeps_all_rows(model: Any) -> bool:
-    """Whether the model returns logits of every token, whichever it is asked for."""
-    return "logits_to_keep" not in inspect.signature(model.forward).parameters
 
 
 def _position_offset(model: Any) -> int:

@@ -48,7 +48,8 @@ from pipeline.contract import CacheGeometry
 from pipeline.errors import ExportError
 from pipeline.model.eager import WindowNames, own_attention
 from pipeline.model.float32 import casting_to_float32, in_float32
-from pipeline.model.forward import OffGraphForward, keeps_all_rows
+from pipeline.model.forward import OffGraphForward
+from pipeline.model.logits import keeps_all_rows
 from pipeline.model.oracle import OracleCache, active
 from pipeline.model.rehearsal import TOLERANCE, padding_ids
 

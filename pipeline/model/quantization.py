@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.errors import ExportError
-from pipeline.snapshot import QUANTIZATION_REPORT, QUANTIZED_WEIGHTS
 from pipeline.spec import GROUP_SIZE_CHOOSABLE, UNQUANTIZED, Quantization, WeightFormat
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ NVFP4_ROWS = 16
 """executorch's NVFP4 tensors have a multiple of so many rows."""
 
 _MOST_LISTED = 5
+_METADATA = "layers"
 
 _INTEGERS = {"4w": getattr(torch, "int4"), "8w": torch.int8}  # noqa: B009 - torch's stubs lack int4
 
@@ -102,30 +102,28 @@ def layers_of(model: Any, quantization: Quantization) -> list[Layer]:
     return layers
 
 
-def write(model: Any, layers: Sequence[Layer], directory: Path) -> None:
-    """Quantizes the layers into two files in the directory: their tensors, and the report of all of them."""
+def write(model: Any, layers: Sequence[Layer], path: Path) -> None:
+    """Quantizes the layers into a safetensors file, whose metadata tells what each of them is."""
     from safetensors.torch import save_file
 
-    save_file(quantize(model, layers), directory / QUANTIZED_WEIGHTS)
-    report = {"layers": [asdict(layer) for layer in layers]}
-    (directory / QUANTIZATION_REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    save_file(quantize(model, layers), path, {_METADATA: json.dumps([asdict(layer) for layer in layers])})
 
 
-def give(model: Any, directory: Path, *, dequantized: bool = False) -> None:
+def give(model: Any, path: Path, *, dequantized: bool = False) -> None:
     """Gives a model, in whatever dtype, the weights that ``write`` left for its checkpoint."""
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
-    report = json.loads((directory / QUANTIZATION_REPORT).read_text(encoding="utf-8"))
-    layers = [
-        Layer(
-            modules=tuple(layer["modules"]),
-            shape=tuple(layer["shape"]),
-            format=WeightFormat(**layer["format"]),
-            why=layer["why"],
-        )
-        for layer in report["layers"]
-    ]
-    apply(model, layers, load_file(directory / QUANTIZED_WEIGHTS), dequantized=dequantized)
+    with safe_open(path, "pt") as file:
+        layers = [
+            Layer(
+                modules=tuple(layer["modules"]),
+                shape=tuple(layer["shape"]),
+                format=WeightFormat(**layer["format"]),
+                why=layer["why"],
+            )
+            for layer in json.loads(file.metadata()[_METADATA])
+        ]
+        apply(model, layers, {name: file.get_tensor(name) for name in file.keys()}, dequantized=dequantized)  # noqa: SIM118 - it is no mapping
 
 
 def quantize(model: Any, layers: Sequence[Layer]) -> dict[str, torch.Tensor]:

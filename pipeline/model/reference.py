@@ -14,14 +14,13 @@ import torch
 
 from pipeline.model import quantization
 from pipeline.model.checkpoint import load_model
-from pipeline.model.forward import keeps_all_rows
+from pipeline.model.logits import keeps_all_rows
 
 
 class ReferenceModel:
     """The snapshot's model in one dtype; call it with token ids and the rows that are wanted.
 
-    Where ``quantized`` is a directory that the quantize step filled, quantized weights stand for the numbers they were
-    rounded to, in that dtype.
+    Weights that the quantize step left in ``quantized`` stand for the numbers they were rounded to, in that dtype.
     """
 
     def __init__(self, snapshot: Path, dtype: str, quantized: Path | None = None) -> None:

@@ -25,7 +25,7 @@ def run(
 ) -> None:
     """Writes ``out/model.pte`` and ``out/report.json``.
 
-    The weights are those of the directory that the quantize step filled, where there is one.
+    ``quantized`` holds the quantize step's weights, of a model that is quantized.
 
     Raises ExportError when the model cannot be exported and stay right, LowerError when it does not become one
     delegate.

@@ -6,12 +6,16 @@ compares with are made from what was chosen.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pipeline.spec import QuantizeSpec, WeightFormat
+
+WEIGHTS, REPORT = "quantized.safetensors", "quantization.json"
 
 
 def run(spec: QuantizeSpec, snapshot: Path, out: Path, stage: Callable[[str], None]) -> None:
@@ -27,7 +31,9 @@ def run(spec: QuantizeSpec, snapshot: Path, out: Path, stage: Callable[[str], No
     model = checkpoint.load_model(snapshot, spec.dtype)
     layers = quantization.layers_of(model, spec.quantization)
     stage("quantizing")
-    quantization.write(model, layers, out)
+    quantization.write(model, layers, out / WEIGHTS)
+    report = {"layers": [asdict(layer) for layer in layers]}
+    (out / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def summary(report: Mapping[str, Any]) -> list[str]:

@@ -82,7 +82,7 @@ def run(
     stage: Callable[[str], None],
     quantized: Path | None = None,
 ) -> None:
-    """Writes ``out/smoke.json``. ``quantized`` is the directory that the quantize step filled, where there is one.
+    """Writes ``out/smoke.json``. ``quantized`` holds the quantize step's weights, of a model that is quantized.
 
     Raises SmokeError when an answer lacks the expected text, a token differs from the reference's, or logits are
     further from the reference than rounding explains.

@@ -11,8 +11,9 @@ import torch
 from pipeline.contract import LOGITS_MODE
 from pipeline.errors import ExportError
 from pipeline.model.attention import IMPLEMENTATION, observed
-from pipeline.model.forward import OffGraphForward, failures_explained, keeps_all_rows
+from pipeline.model.forward import OffGraphForward, failures_explained
 from pipeline.model.geometry import geometry_of
+from pipeline.model.logits import keeps_all_rows
 from pipeline.model.oracle import OracleCache, active
 from tests.tiny_models import MIXED, VOCAB_SIZE, model
 

@@ -57,7 +57,7 @@ def test_the_artifact_decodes_as_the_quantized_model_does(name: str, tmp_path: P
     quantize.run(QuantizeSpec(dtype=dtype, quantization=asked), snapshot, chosen, lambda stage: None)
     spec = replace(SPEC, dtype=dtype, linear=asked.linear, embedding=asked.embedding)
     with library_warnings_ignored():
-        build.run(spec, snapshot, tmp_path, lambda stage: None, quantized=chosen)
+        build.run(spec, snapshot, tmp_path, lambda stage: None, quantized=chosen / quantize.WEIGHTS)
 
     with PteFile.open(tmp_path / "model.pte") as pte:
         assert verify(pte, spec) == []
@@ -74,7 +74,7 @@ def test_the_artifact_decodes_as_the_quantized_model_does(name: str, tmp_path: P
     def eager(dtype: str, *, quantized: bool = True) -> np.ndarray:
         model = load_model(snapshot, dtype)
         if quantized:
-            quantization.give(model, chosen, dequantized=True)
+            quantization.give(model, chosen / quantize.WEIGHTS, dequantized=True)
         with torch.no_grad():
             return model(input_ids=TEXT, use_cache=False).logits[0, ends].float().numpy()
 
@@ -89,17 +89,35 @@ def test_smoke_holds_a_quantized_artifact_against_itself_and_reports_what_it_cos
     snapshot, chosen = save_snapshot(tmp_path / "snapshot", "llama", **SIZES), tmp_path / "quantized"
     chosen.mkdir()
     quantize.run(QuantizeSpec(dtype="fp32", quantization=asked), snapshot, chosen, lambda stage: None)
-    assert quantize.summary(json.loads((chosen / "quantization.json").read_text())) == [
+    report = json.loads((chosen / quantize.REPORT).read_text())
+    assert report["layers"][0] == {
+        "modules": ["model.embed_tokens"],
+        "shape": [272, 64],
+        "format": {"scheme": "none", "group_size": 0},
+        "why": "quantization.embedding is none",
+    }
+    assert quantize.summary(report) == [
         "  not quantized: 1 layer",
         "  4w in groups of 32: 15 layers",
     ]
     with library_warnings_ignored():
-        build.run(replace(SPEC, linear=asked.linear), snapshot, tmp_path, lambda stage: None, quantized=chosen)
+        build.run(
+            replace(SPEC, linear=asked.linear),
+            snapshot,
+            tmp_path,
+            lambda stage: None,
+            quantized=chosen / quantize.WEIGHTS,
+        )
     artifact = tmp_path / "model.pte"
     prompt = SmokePrompt(name="any", user="Hi", expect="a", max_new_tokens=4)
 
     def run(**changes: Any) -> dict[str, Any]:
-        arguments: dict[str, Any] = {"artifact": artifact, "snapshot": snapshot, "out": tmp_path, "quantized": chosen}
+        arguments: dict[str, Any] = {
+            "artifact": artifact,
+            "snapshot": snapshot,
+            "out": tmp_path,
+            "quantized": chosen / quantize.WEIGHTS,
+        }
         # Random weights answer nothing that could be expected: what they do answer is found first.
         with pytest.raises(smoke.SmokeError) as caught:
             smoke.run(SmokeSpec(prompts=(prompt,)), stage=lambda stage: None, **arguments | changes)
