@@ -25,7 +25,8 @@ DTYPES = {code: name for name, code in SCALAR_TYPE.items()}
 MODES = {code: name for name, code in LOGITS_MODE.items()}
 
 
-QUANTIZED_NODES = ("QuantizedMatmulNode", "GatherQmmNode", "DequantizeNode")
+MULTIPLYING_NODES = ("QuantizedMatmulNode", "GatherQmmNode")
+LOOKING_UP_NODES = ("DequantizeNode",)
 
 
 class QuantizedFormat(NamedTuple):
@@ -40,6 +41,7 @@ class QuantizedFormat(NamedTuple):
 class GraphFacts:
     """What an MLX graph shows about the contract. ``bad_constants`` are sentences about missing data.
 
+    ``multiplied`` are the formats of the weights that activations are multiplied by, ``looked_up`` those of embeddings.
     ``rows_of`` is what the graph computes a row of logits for each of, ``token`` or ``selected row``, if that follows.
     """
 
@@ -48,7 +50,8 @@ class GraphFacts:
     num_slots: int
     num_mutable_buffers: int
     float_dtypes: frozenset[str]
-    quantized: frozenset[QuantizedFormat] = frozenset()
+    multiplied: frozenset[QuantizedFormat] = frozenset()
+    looked_up: frozenset[QuantizedFormat] = frozenset()
     rows_of: str | None = None
     bad_constants: tuple[str, ...] = ()
 
@@ -155,13 +158,18 @@ def _graph_facts(graph: MlxGraph, sized_axes: Sequence[tuple[str, tuple[int, int
         num_slots=len(graph.input_map) + len(graph.output_map),
         num_mutable_buffers=graph.num_mutable_buffer_tensors,
         float_dtypes=frozenset(meta.dtype for meta in constants if "float" in meta.dtype),
-        quantized=frozenset(
-            QuantizedFormat(*(node.fields[name] for name in QuantizedFormat._fields))
-            for node in graph.chains[graph.main_chain]
-            if node.name in QUANTIZED_NODES
-        ),
+        multiplied=_formats(graph, MULTIPLYING_NODES),
+        looked_up=_formats(graph, LOOKING_UP_NODES),
         rows_of=names.get(str(logits[1])) if logits is not None and len(logits) == 3 else None,
         bad_constants=tuple(_bad_constants(graph, pte)),
+    )
+
+
+def _formats(graph: MlxGraph, nodes: Sequence[str]) -> frozenset[QuantizedFormat]:
+    return frozenset(
+        QuantizedFormat(*(node.fields[name] for name in QuantizedFormat._fields))
+        for node in graph.chains[graph.main_chain]
+        if node.name in nodes
     )
 
 

@@ -344,21 +344,28 @@ def _as_asked(case: _Case) -> Iterator[str]:
 
 
 def _weights_as_asked(graph: GraphFacts, asked: BuildSpec) -> Iterator[str]:
-    """Every quantized weight has a scheme that was asked for, and every scheme that was asked for is there."""
-    formats = {form: _in_mlx(form) for form in (asked.linear, asked.embedding) if form.quantized}
-    for found in sorted(graph.quantized - frozenset[QuantizedFormat]().union(*formats.values())):
-        wanted = " and ".join(map(str, formats)) or "none that are quantized"
-        yield (
-            f"the graph has {found.mode} weights of {found.bits} bits in groups of {found.group_size} but the manifest "
-            f"asks for {wanted}"
-        )
-    for form, admitted in formats.items():
-        if not graph.quantized & admitted:
-            yield f"the graph has no weights as {form} but the manifest asks for them"
+    """Quantized linear layers and embeddings are there as asked for, and none otherwise.
+
+    A head that is tied to the embedding multiplies by weights of the embedding's format.
+    """
+    linear, embedding = _in_mlx(asked.linear), _in_mlx(asked.embedding)
+    for kind, form, held, own, admitted in (
+        ("linear layers", asked.linear, graph.multiplied, linear, linear | embedding),
+        ("embeddings", asked.embedding, graph.looked_up, embedding, embedding),
+    ):
+        for found in sorted(held - admitted):
+            yield (
+                f"the graph has {kind} with {found.mode} weights of {found.bits} bits in groups of {found.group_size} "
+                f"but the manifest asks for {form if form.quantized else 'none that are quantized'}"
+            )
+        if form.quantized and not held & own:
+            yield f"the graph has no {kind} as {form} but the manifest asks for them"
 
 
 def _in_mlx(form: WeightFormat) -> frozenset[QuantizedFormat]:
     """What MLX makes of a format; a scale of a whole row is repeated for groups of the largest size that divides it."""
+    if not form.quantized:
+        return frozenset()
     mode, bits = {"4w": ("affine", 4), "8w": ("affine", 8), "nvfp4": ("nvfp4", 4), "mxfp8": ("mxfp8", 8)}[form.scheme]
     return frozenset(
         QuantizedFormat(mode, bits, size) for size in ((form.group_size,) if form.group_size else (32, 64, 128))

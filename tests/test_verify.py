@@ -480,43 +480,77 @@ INT4, INT8 = QuantizedFormat("affine", 4, 32), QuantizedFormat("affine", 8, 128)
 AS_4W, AS_8W = WeightFormat(scheme="4w", group_size=32), WeightFormat(scheme="8w", group_size=0)
 
 
+Formats = set[QuantizedFormat]
+
+
 @pytest.mark.parametrize(
-    ("held", "asked"),
+    ("multiplied", "looked_up", "asked"),
     [
-        ({INT4}, {"linear": AS_4W}),
-        ({INT4, INT8}, {"linear": AS_4W, "embedding": AS_8W}),
-        ({QuantizedFormat("affine", 8, 32), INT8}, {"embedding": AS_8W}),
-        ({QuantizedFormat("nvfp4", 4, 16)}, {"linear": WeightFormat(scheme="nvfp4", group_size=16)}),
-        ({QuantizedFormat("mxfp8", 8, 32)}, {"linear": WeightFormat(scheme="mxfp8", group_size=32)}),
+        ({INT4}, set(), {"linear": AS_4W}),
+        ({INT4}, {INT8}, {"linear": AS_4W, "embedding": AS_8W}),
+        ({INT4, INT8}, {INT8}, {"linear": AS_4W, "embedding": AS_8W}),
+        ({INT8}, {QuantizedFormat("affine", 8, 32), INT8}, {"embedding": AS_8W}),
+        ({QuantizedFormat("nvfp4", 4, 16)}, set(), {"linear": WeightFormat(scheme="nvfp4", group_size=16)}),
+        ({QuantizedFormat("mxfp8", 8, 32)}, set(), {"linear": WeightFormat(scheme="mxfp8", group_size=32)}),
     ],
 )
-def test_weights_quantized_as_asked_are_no_finding(held: set[QuantizedFormat], asked: dict[str, Any]) -> None:
-    assert found(with_graph(quantized=frozenset(held)), dataclasses.replace(ASKED, **asked)) == []
+def test_weights_quantized_as_asked_are_no_finding(
+    multiplied: Formats, looked_up: Formats, asked: dict[str, Any]
+) -> None:
+    held = with_graph(multiplied=frozenset(multiplied), looked_up=frozenset(looked_up))
+    assert found(held, dataclasses.replace(ASKED, **asked)) == []
 
 
 @pytest.mark.parametrize(
-    ("held", "asked", "text"),
+    ("multiplied", "looked_up", "asked", "texts"),
     [
-        (set(), {"linear": AS_4W}, "the graph has no weights as 4w in groups of 32 but the manifest asks for them"),
+        (set(), set(), {"linear": AS_4W}, ["no linear layers as 4w in groups of 32 but the manifest asks for them"]),
         (
+            {INT4},
+            set(),
+            {"linear": AS_4W, "embedding": AS_8W},
+            ["no embeddings as 8w by rows but the manifest asks for them"],
+        ),
+        (
+            {INT4},
+            set(),
+            {},
+            ["linear layers with INT4 but the manifest asks for none that are quantized"],
+        ),
+        (
+            {INT4},
+            set(),
+            {"linear": dataclasses.replace(AS_4W, group_size=64)},
+            [
+                "linear layers with INT4 but the manifest asks for 4w in groups of 64",
+                "no linear layers as 4w in groups of 64 but the manifest asks for them",
+            ],
+        ),
+        (
+            {INT4},
+            {INT4},
+            {"linear": AS_4W},
+            ["embeddings with INT4 but the manifest asks for none that are quantized"],
+        ),
+        (
+            {INT8},
             {INT4},
             {"linear": AS_4W, "embedding": AS_8W},
-            "the graph has no weights as 8w by rows but the manifest asks for them",
-        ),
-        (
-            {INT4},
-            {},
-            "the graph has affine weights of 4 bits in groups of 32 but the manifest asks for none that are quantized",
-        ),
-        (
-            {INT4, QuantizedFormat("affine", 4, 64)},
-            {"linear": AS_4W},
-            "the graph has affine weights of 4 bits in groups of 64 but the manifest asks for 4w in groups of 32",
+            [
+                "no linear layers as 4w in groups of 32 but the manifest asks for them",
+                "embeddings with INT4 but the manifest asks for 8w by rows",
+                "no embeddings as 8w by rows but the manifest asks for them",
+            ],
         ),
     ],
 )  # fmt: skip
-def test_weights_quantized_otherwise_are_found(held: set[QuantizedFormat], asked: dict[str, Any], text: str) -> None:
-    assert found(with_graph(quantized=frozenset(held)), dataclasses.replace(ASKED, **asked)) == said("as-asked", text)
+def test_weights_quantized_otherwise_are_found(
+    multiplied: Formats, looked_up: Formats, asked: dict[str, Any], texts: list[str]
+) -> None:
+    held = with_graph(multiplied=frozenset(multiplied), looked_up=frozenset(looked_up))
+    shown = [text.replace("INT4", "affine weights of 4 bits in groups of 32") for text in texts]
+    expected = [finding for text in shown for finding in said("as-asked", f"the graph has {text}")]
+    assert found(held, dataclasses.replace(ASKED, **asked)) == expected
 
 
 def test_every_rule_has_a_case() -> None:

@@ -5,6 +5,7 @@ Knows the snapshot's layout (the directory that the fetch step produced) and not
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,8 @@ def load_model(snapshot: Path, dtype: str, attention: str = EAGER) -> Any:
     """The causal LM in evaluation mode, weights cast to ``dtype``, on the CPU.
 
     ``attention`` is a Transformers attention implementation: ``eager`` for the reference model, or one that
-    was registered before. Raises ExportError when the snapshot is no causal LM that Transformers knows, or
-    when its weights leave parameters of the model unfilled.
+    was registered before. Raises ExportError when the snapshot is no causal LM that Transformers knows, when
+    its weights leave parameters of the model unfilled, or when they mean other numbers than the model has.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -65,7 +66,32 @@ def load_model(snapshot: Path, dtype: str, attention: str = EAGER) -> Any:
             f"{f' and {len(unfilled) - 5} more' if len(unfilled) > 5 else ''}; they would be random. "
             "The checkpoint is incomplete, or it belongs to another architecture than its config.json says."
         )
+    _refuse_other_numbers(snapshot, model, info["unexpected_keys"])
     return model.eval().requires_grad_(False)
+
+
+def _refuse_other_numbers(snapshot: Path, model: Any, unread: Iterable[str]) -> None:
+    """Raises ExportError when weights were taken for numbers that they are not, as far as a checkpoint tells.
+
+    Transformers loads an unknown quantization's codes as if they were weights, and leaves what else the checkpoint has
+    for a layer, such as scales or a bias, unread.
+    """
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        raise ExportError(
+            f"{snapshot}: its weights are quantized already, by '{getattr(method, 'value', method)}', and Transformers "
+            "does not give back the numbers that they stand for; expected an unquantized checkpoint. Use the one that "
+            "it was made from, and quantize with the manifest."
+        )
+    weighted = {name for name, module in model.named_modules() if "weight" in module._parameters}
+    beside = sorted(key for key in unread if key.rpartition(".")[0] in weighted)
+    if beside:
+        raise ExportError(
+            f"{snapshot}: the checkpoint has tensors for the model's layers that its architecture does not read: "
+            f"{', '.join(beside[:5])}{f' and {len(beside) - 5} more' if len(beside) > 5 else ''}. Its weights are "
+            "quantized, or it belongs to another architecture than its config.json says."
+        )
 
 
 def load_config(snapshot: Path) -> Any:

@@ -35,6 +35,9 @@ LEAST_GROUP_SIZE = 32
 NVFP4_ROWS = 16
 """executorch's NVFP4 tensors have a multiple of so many rows."""
 
+NVFP4_EMBEDDING_WIDTH = 32
+"""MLX dequantizes NVFP4 in runs of so many weights, and a step looks up any number of rows."""
+
 _MOST_LISTED = 5
 _METADATA = "layers"
 
@@ -198,6 +201,8 @@ def _problem(layer: Layer, module: Any, parameter: torch.Tensor) -> str:
     if layer.format.scheme == "nvfp4" and rows % NVFP4_ROWS:
         return f"its {rows} rows are not a multiple of {NVFP4_ROWS}"
     group_size = layer.format.group_size or LEAST_GROUP_SIZE
+    if layer.format.scheme == "nvfp4" and isinstance(module, torch.nn.Embedding):
+        group_size = NVFP4_EMBEDDING_WIDTH
     return f"its width is not a multiple of {group_size}" if width % group_size else ""
 
 
@@ -251,6 +256,9 @@ def _quantized(weight: torch.Tensor, form: WeightFormat) -> dict[str, torch.Tens
     parts: dict[str, list[torch.Tensor]] = {part: [] for part in _parts(form)}
     for start in range(0, rows, at_once):
         piece = weight.detach()[start : start + at_once]
+        if form.scheme == "nvfp4" and piece.dtype == torch.float16:
+            # torchao makes NVFP4 of the other two dtypes alone, and nothing in it depends on which.
+            piece = piece.float()
         layer = torch.nn.Linear(width, len(piece), bias=False, device="meta")
         layer.weight = torch.nn.Parameter(piece.contiguous(), requires_grad=False)
         quantize_(layer, config)

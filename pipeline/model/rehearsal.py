@@ -34,9 +34,9 @@ no tolerance would tell it from a loss, so weights are widened to float32 for th
 def rehearse(model: Any, caches: Sequence[CacheGeometry], *, max_context_len: int) -> None:
     """Feeds a few tokens in one step, in several, and in one whose positions the model counts itself.
 
-    Raises ExportError when the model keeps other numbers than K and V, when the last token's logits differ between
-    those ways, or when the model fails at the last position of the context. Takes three passes of eight tokens in
-    float32, and twice the memory of bf16 weights meanwhile.
+    Raises ExportError when the model keeps other numbers than K and V, when the last token's logits tell nothing or
+    differ between those ways, or when the model fails at the last position of the context. Takes three passes of eight
+    tokens in float32, and twice the memory of bf16 weights meanwhile.
     """
     _refuse_kept_state(model)
     forward = OffGraphForward(model)
@@ -45,6 +45,8 @@ def rehearse(model: Any, caches: Sequence[CacheGeometry], *, max_context_len: in
         whole = _stepped(forward, caches, text, (LENGTH,))
         in_steps = _stepped(forward, caches, text, STEPS)
         counted = _counted_by_the_model(model, caches, text)
+    if not whole.std() > 0:
+        raise ExportError(_telling_nothing(model, whole))
     for what, logits in (
         ("come in three steps instead of one: it keeps something that the off-graph cache does not hold", in_steps),
         ("are given positions instead of being counted by the model: it embeds positions in a way of its own", counted),
@@ -56,6 +58,18 @@ def rehearse(model: Any, caches: Sequence[CacheGeometry], *, max_context_len: in
                 f"tokens {what}. It cannot be exported with the off-graph cache."
             )
     _check_last_position(forward, text[:, :1], max_context_len)
+
+
+def _telling_nothing(model: Any, logits: torch.Tensor) -> str:
+    what = "all equal" if logits.isfinite().all() else "not finite numbers"
+    damaged = [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]
+    if damaged:
+        what += f", with infinities or not-a-numbers in {damaged[0]}"
+        what += f" and {len(damaged) - 1} more parameters" if len(damaged) > 1 else ""
+    return (
+        f"model type '{_model_type(model)}': its logits are {what}. Check the checkpoint; where dtype is fp16, which "
+        "ends at 65504, choose bf16."
+    )
 
 
 def _check_last_position(forward: OffGraphForward, token: torch.Tensor, max_context_len: int) -> None:

@@ -41,9 +41,9 @@ def ends_of_text(model: Any, tokenizer: Any) -> EndsOfText:
     """
     config = model.config
     named = {
-        "generation_config": _ids(model.generation_config),
-        "config": sorted({*_ids(config), *_ids(config.get_text_config())}),
-        "tokenizer": _ids(tokenizer),
+        "generation_config": _ids(model.generation_config, "generation_config"),
+        "config": sorted({*_ids(config, "config"), *_ids(config.get_text_config(), "config")}),
+        "tokenizer": _ids(tokenizer, "tokenizer"),
     }
     if tokenizer.chat_template is None:
         return EndsOfText(sources=named)
@@ -95,8 +95,8 @@ def disagreements(model: Any, tokenizer: Any, ends: EndsOfText, width: int) -> l
     that is no token, added tokens beyond the vocabulary which no text and no chat turn needs (``<image_soft_token>`` of
     a Gemma 3 without eyes).
 
-    Raises ExportError when an id that a text, a chat turn or an end of text needs lies beyond the embedding or the
-    logits, or when a token that is chosen could not be fed back.
+    Raises ExportError when an id that a text, a chat turn or an end or start of text needs lies beyond the embedding or
+    the logits, or when a token that is chosen could not be fed back.
     """
     rows = _embedding_rows(model)
     if rows is not None and rows < width:
@@ -119,6 +119,12 @@ def disagreements(model: Any, tokenizer: Any, ends: EndsOfText, width: int) -> l
         shown = ", ".join(f"{token!r} ({index})" for token, index in sorted(beyond.items())[:SHOWN])
         more = f" and {len(beyond) - SHOWN} more" if len(beyond) > SHOWN else ""
         notes.append(f"no prompt may contain {shown}{more}: the model's vocabulary ends at {width - 1}")
+    start = start_of_text(model, tokenizer)
+    if start is not None and not 0 <= start < width:
+        raise ExportError(
+            f"a text begins with token {start}, and the model's vocabulary ends at {width - 1}; expected a token of "
+            "it. Correct bos_token_id."
+        )
     padding = width - len(set(vocabulary.values()) - set(beyond.values()))
     if padding:
         notes.append(f"{padding} of the {width} logits belong to no token of the tokenizer: padding")
@@ -170,11 +176,16 @@ def _added(tokenizer: Any) -> dict[str, int]:
     return {**special, **tokenizer.get_added_vocab()}
 
 
-def _ids(holder: Any) -> list[int]:
+def _ids(holder: Any, source: str) -> list[int]:
     ids = getattr(holder, "eos_token_id", None)
     if ids is None:
         return []
-    return [ids] if isinstance(ids, int) else sorted(ids)
+    listed = ids if isinstance(ids, list | tuple) else [ids]
+    if not all(type(token) is int for token in listed):
+        raise ExportError(
+            f"eos_token_id of {_SHOWN_SOURCES[source]} is {ids!r}; expected a token's id, or a list of ids. Correct it."
+        )
+    return sorted(listed)
 
 
 def _embedding_rows(model: Any) -> int | None:

@@ -84,6 +84,68 @@ def test_weights_of_another_shape_are_refused(snapshot: Path) -> None:
     assert "and 1 more; they would be random." in message
 
 
+def with_tensors(snapshot: Path, **tensors: torch.Tensor) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = snapshot / "model.safetensors"
+    save_file(
+        load_file(file) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}, file, {"format": "pt"}
+    )
+
+
+def test_codes_of_an_unknown_quantization_are_not_taken_for_weights(snapshot: Path) -> None:
+    """Transformers warns, and casts them."""
+    edit_json(snapshot / "config.json", quantization_config={"quant_method": "eight-bits"})
+    assert refusal(lambda: load_model(snapshot, "fp32"), snapshot) == (
+        "SNAPSHOT: its weights are quantized already, by 'eight-bits', and Transformers does not give back the numbers "
+        "that they stand for; expected an unquantized checkpoint. Use the one that it was made from, and quantize with "
+        "the manifest."
+    )
+
+
+def test_weights_that_are_read_without_their_scales_or_bias_are_refused(snapshot: Path) -> None:
+    """Transformers would leave them unread without a word that stops anything."""
+    with_tensors(
+        snapshot,
+        model__layers__1__mlp__up_proj__weight_scale=torch.ones(96),
+        model__layers__0__self_attn__q_proj__bias=torch.ones(64),
+    )
+    assert refusal(lambda: load_model(snapshot, "fp32"), snapshot) == (
+        "SNAPSHOT: the checkpoint has tensors for the model's layers that its architecture does not read: "
+        "model.layers.0.self_attn.q_proj.bias, model.layers.1.mlp.up_proj.weight_scale. Its weights are quantized, or "
+        "it belongs to another architecture than its config.json says."
+    )
+
+
+def test_tensors_of_no_layer_are_left_unread(snapshot: Path) -> None:
+    """As old checkpoints keep rotary frequencies, and others a layer that predicts tokens further ahead."""
+    with_tensors(
+        snapshot,
+        model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8),
+        model__layers__2__mlp__up_proj__weight=torch.ones(96, 64),
+    )
+    load_model(snapshot, "fp32")
+
+
+def test_weights_that_transformers_dequantizes_are_the_numbers_that_they_stand_for(snapshot: Path) -> None:
+    codes = torch.randn(96, 64).to(torch.float8_e4m3fn)
+    scales = torch.rand(3, 2) + 0.5
+    edit_json(
+        snapshot / "config.json",
+        quantization_config={
+            "quant_method": "fp8",
+            "weight_block_size": [32, 32],
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": ["self_attn", "lm_head", "down_proj", "gate_proj", "layers.1"],
+        },
+    )
+    with_tensors(
+        snapshot, model__layers__0__mlp__up_proj__weight=codes, model__layers__0__mlp__up_proj__weight_scale_inv=scales
+    )
+    weight = load_model(snapshot, "fp32").model.layers[0].mlp.up_proj.weight
+    assert torch.equal(weight, codes.float() * scales.repeat_interleave(32, 0).repeat_interleave(32, 1))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda s: (s / "config.json").unlink(), "config.json"),
     "config that is no JSON": (lambda s: (s / "config.json").write_text("{"), "is not a valid JSON file"),

@@ -108,6 +108,13 @@ def test_what_was_written_is_given_to_the_checkpoint_in_any_dtype(scheme: str, t
         assert 1e-3 < apart < {"4w": 0.1, "8w": 0.02, "nvfp4": 0.15, "mxfp8": 0.05}[scheme]
 
 
+def test_nvfp4_of_half_precision_is_that_of_the_same_numbers_in_float32() -> None:
+    narrow = model("llama", **WIDE).to(torch.float16)
+    wide = model("llama", **WIDE).to(torch.float16).to(torch.float32)
+    found, expected = (quantization.quantize(one, layers_of(one, asked("nvfp4", "nvfp4"))) for one in (narrow, wide))
+    assert {name: bits(data) for name, data in found.items()} == {name: bits(data) for name, data in expected.items()}
+
+
 def test_a_tied_head_is_stored_as_the_embedding_once() -> None:
     made = model("llama", **TIED)
     layers = layers_of(made, asked("4w", "8w"))
@@ -173,6 +180,12 @@ REFUSED: dict[str, tuple[dict[str, Any], Quantization, str]] = {
         asked(embedding="nvfp4"),
         "1 of the model's layers cannot be quantized as the manifest asks: model.embed_tokens [260, 64] as nvfp4: its "
         "260 rows are not a multiple of 16. List them under quantization.skip to leave them as they are.",
+    ),
+    "an embedding that MLX cannot look up in NVFP4": (
+        {"hidden_size": 48, "intermediate_size": 48},
+        asked("nvfp4", "nvfp4"),
+        "1 of the model's layers cannot be quantized as the manifest asks: model.embed_tokens [272, 48] as nvfp4: its "
+        "width is not a multiple of 32. List them under quantization.skip to leave them as they are.",
     ),
     "a pattern that matches nothing": (
         {},

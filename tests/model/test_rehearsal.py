@@ -131,6 +131,29 @@ def test_a_count_of_passes_is_found_by_its_effect() -> None:
         rehearsed(ours)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "factor", "found"),
+    [
+        (torch.float32, float("nan"), "not finite numbers, with infinities or not-a-numbers in lm_head.weight"),
+        (torch.float16, 1e9, "not finite numbers, with infinities or not-a-numbers in lm_head.weight"),
+        (torch.float32, 1e38, "not finite numbers"),
+        (torch.float32, 0.0, "all equal"),
+    ],
+)
+def test_a_model_whose_logits_tell_nothing_is_refused_for_its_weights(
+    dtype: torch.dtype, factor: float, found: str
+) -> None:
+    ours = model("llama", IMPLEMENTATION)
+    with torch.no_grad():
+        ours.lm_head.weight.mul_(factor)
+    expected = (
+        f"model type 'llama': its logits are {found}. Check the checkpoint; where dtype is fp16, which ends at 65504, "
+        "choose bf16."
+    )
+    with pytest.raises(ExportError, match=f"^{re.escape(expected)}$"):
+        rehearsed(ours.to(dtype))
+
+
 def test_positions_that_are_not_the_models_own_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they would be, were RoBERTa's offset not known."""
     monkeypatch.setattr("pipeline.model.forward._position_offset", lambda _: 0)

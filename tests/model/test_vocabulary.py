@@ -129,6 +129,15 @@ def test_every_place_that_names_an_end_counts(
     assert ends.notes == ()
 
 
+@pytest.mark.parametrize("wrong", ["</s>", ["</s>"], [1, None], 1.0, [[1]], {"a": 1}, True])
+def test_an_end_that_is_no_id_is_refused(wrong: Any) -> None:
+    expected = (
+        f"eos_token_id of the generation config is {wrong!r}; expected a token's id, or a list of ids. Correct it."
+    )
+    with pytest.raises(ExportError, match=f"^{re.escape(expected)}$"):
+        ends_of_text(model(wrong, 1), tokenizer())
+
+
 def test_each_end_is_reported_with_the_place_that_names_it() -> None:
     ends = ends_of_text(model([106, 1], 1, 2), with_tokens(CHATML))
     assert ends.sources == {
@@ -220,6 +229,22 @@ REFUSED: dict[str, tuple[Any, Any, EndsOfText, int, str]] = {
         VOCAB_SIZE,
         "the configuration ends a text with token -1, and the logits have 260 entries; expected a token that can be "
         "chosen. Correct eos_token_id.",
+    ),
+    "a start beyond the vocabulary": (
+        model(bos=260),
+        tokenizer(),
+        ends(),
+        VOCAB_SIZE,
+        "a text begins with token 260, and the model's vocabulary ends at 259; expected a token of it. Correct "
+        "bos_token_id.",
+    ),
+    "a negative start": (
+        model(bos=-1),
+        tokenizer(),
+        ends(),
+        VOCAB_SIZE,
+        "a text begins with token -1, and the model's vocabulary ends at 259; expected a token of it. Correct "
+        "bos_token_id.",
     ),
     "a choice that cannot be fed back": (
         model(rows=259),
