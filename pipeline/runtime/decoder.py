@@ -12,8 +12,9 @@ import mlx.core as mx
 
 from pipeline.contract import SCALAR_TYPE, Contract
 from pipeline.delegate.dtypes import BY_CODE
-from pipeline.delegate.executor import Execution, MlxMethod
+from pipeline.delegate.executor import Execution
 from pipeline.delegate.plan import FAILURES
+from pipeline.delegate.program import Program
 from pipeline.errors import CacheError, DelegateError
 from pipeline.pte import PteFile
 from pipeline.runtime.kv_cache import KVCache
@@ -23,10 +24,12 @@ class Decoder:
     """The artifact's ``forward`` with a cache bound to it, and the position where the next token goes.
 
     The cache is built from what the file publishes alone: geometry, largest step, context length and activation dtype.
-    ``fused`` and ``device`` are those of ``MlxMethod``.
+    ``fused`` and ``device`` are those of ``MlxMethod``. Decoders of one ``Program`` share its constants.
     """
 
-    def __init__(self, pte: PteFile, *, fused: bool = True, device: mx.Device | None = None) -> None:
+    def __init__(self, source: Program | PteFile, *, fused: bool = True, device: mx.Device | None = None) -> None:
+        program = source if isinstance(source, Program) else Program(source)
+        pte = program.pte
         self.contract = Contract.read(pte.program.constants(), pte.path.name)
         self._where = pte.path.name
         self._cache = KVCache(
@@ -35,7 +38,7 @@ class Decoder:
             max_write=self.contract.max_seq_len,
             dtype=BY_CODE[SCALAR_TYPE[self.contract.dtype]],
         )
-        self._forward = MlxMethod(pte, cache=self._cache, fused=fused, device=device)
+        self._forward = program.method(cache=self._cache, fused=fused, device=device)
 
     @property
     def position(self) -> int:
