@@ -130,11 +130,16 @@ class Decoder:
     def _waited_for(self, token: mx.array, sound: int) -> int:
         """The token's number. If the step that chooses it failed, the history is again its first ``sound`` tokens."""
         try:
-            return cast(int, token.item())
+            return number_of(token)
         except FAILURES as error:
             self._cache.abandon_step()
             self._cache.rewind(sound)
             raise DelegateError(f"{self._where} failed on {self._forward.device}: {error}") from error
+
+
+def number_of(token: mx.array) -> int:
+    """The one element; waits for MLX to have computed it."""
+    return cast(int, token.item())
 
 
 class _Following(NamedTuple):
