@@ -145,7 +145,7 @@ def _continued(text: Generator[Any, None, None], num_tokens: int) -> None:
 
 def _recorded(decoder: Decoder) -> None:
     """One step as ``Decoder.greedy`` begins it, dropped."""
-    step = decoder._begun(mx.array([[5]], mx.int64))
+    step = decoder._begun(mx.array([[5]], mx.int64), [0])
     mx.argmax(step.outputs[0][0, -1])
     step.abandon()
 

@@ -425,8 +425,9 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PteFile]:
     from pipeline.model import serializer
 
     serializer.provide()
-    from executorch.backends.mlx import MLXPartitioner
-    from executorch.exir import to_edge_transform_and_lower
+    with library_warnings_ignored():
+        from executorch.backends.mlx import MLXPartitioner
+        from executorch.exir import to_edge_transform_and_lower
 
     class Counter(torch.nn.Module):
         def __init__(self) -> None:
