@@ -33,8 +33,6 @@ from pipeline.delegate.dtypes import BY_CODE
 from pipeline.pte import PteFile, parse_mlx_payload
 from pipeline.runtime.decoder import Decoder
 
-TOKENS = 4
-
 
 class Peer:
     """mlx-lm's Llama with its own cache, greedy as its ``generate_step`` is, without the log-probabilities."""
@@ -93,6 +91,7 @@ def main() -> None:
     arguments.add_argument("--peer", type=Path, required=True)
     arguments.add_argument("--contexts", type=int, nargs="+", default=[64, 512])
     arguments.add_argument("--turns", type=int, default=5)
+    arguments.add_argument("--tokens", type=int, default=16, help="of each turn")
     arguments.add_argument("--random", action="store_true")
     arguments.add_argument("--plain", action="store_true", help="add ours without fusion")
     args = arguments.parse_args()
@@ -115,8 +114,8 @@ def main() -> None:
         texts: list[Generator[Any, None, None]] = [each.greedy(prompt, 10**6) for each in decoders.values()]
         texts.append(peer.tokens(peer.prefill(prompt)))
         # The first turn, which prefills, is the slowest.
-        seconds = _best_of([partial(_continued, text) for text in texts], args.turns + 1)
-        _print(f"a token from {context}", [each / TOKENS for each in seconds])
+        seconds = _best_of([partial(_continued, text, args.tokens) for text in texts], args.turns + 1)
+        _print(f"a token from {context}", [each / args.tokens for each in seconds])
         for text in texts:
             text.close()
     hosts = [partial(_recorded, each) for each in decoders.values()]
@@ -139,14 +138,14 @@ def _prefilled(decoder: Decoder, prompt: list[int]) -> None:
     list(decoder.prefill(prompt))
 
 
-def _continued(text: Generator[Any, None, None]) -> None:
-    for _ in range(TOKENS):
+def _continued(text: Generator[Any, None, None], num_tokens: int) -> None:
+    for _ in range(num_tokens):
         next(text)
 
 
 def _recorded(decoder: Decoder) -> None:
     """One step as ``Decoder.greedy`` begins it, dropped."""
-    step = decoder._begun(mx.array([[5]], mx.int64))
+    step = decoder._begun(mx.array([[5]], mx.int64), [0])
     mx.argmax(step.outputs[0][0, -1])
     step.abandon()
 

@@ -13,7 +13,8 @@ The map of the house. Things flow one way::
 ``store``         content-addressed objects and receipts; ``digest``: sha256 of a file
 ``pte``           the ``.pte`` container and the MLX graph in it, read without torch
 ``evidence``      what one ``.pte`` shows about itself; ``verify`` judges it
-``model``         the torch side: checkpoint, attention, cache geometry, rehearsal, export, lowering
+``model``         the torch side: checkpoint, quantization, attention, cache geometry, rehearsal, export, proof,
+                  lowering
 ``delegate``      executes an MLX graph on ``mlx.core``
 ``runtime``       decoding: the off-graph KV cache, prefill and greedy decode
 ``steps``         what each step does, and the process it runs in; ``snapshot``: a model's files

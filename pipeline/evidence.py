@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.contract import LOGITS_MODE, SCALAR_TYPE
 from pipeline.pte import dtypes
@@ -25,15 +25,31 @@ DTYPES = {code: name for name, code in SCALAR_TYPE.items()}
 MODES = {code: name for name, code in LOGITS_MODE.items()}
 
 
+QUANTIZED_NODES = ("QuantizedMatmulNode", "GatherQmmNode", "DequantizeNode")
+
+
+class QuantizedFormat(NamedTuple):
+    """How a node reads quantized weights: MLX's mode, bits a weight, and weights that share a scale."""
+
+    mode: str
+    bits: int
+    group_size: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class GraphFacts:
-    """What an MLX graph shows about the contract. ``bad_constants`` are sentences about missing data."""
+    """What an MLX graph shows about the contract. ``bad_constants`` are sentences about missing data.
+
+    ``rows_of`` is what the graph computes a row of logits for each of, ``token`` or ``selected row``, if that follows.
+    """
 
     attends: tuple[Attend, ...]
     logits: Shape
     num_slots: int
     num_mutable_buffers: int
     float_dtypes: frozenset[str]
+    quantized: frozenset[QuantizedFormat] = frozenset()
+    rows_of: str | None = None
     bad_constants: tuple[str, ...] = ()
 
 
@@ -102,7 +118,7 @@ def _forward_facts(method: Method, pte: PteFile) -> ForwardFacts:
     graph = None
     if [delegate.id for delegate in delegates] == [BACKEND]:
         parsed = parse_mlx_payload(delegates[0].payload, f"{pte.path}: forward")
-        graph = _graph_facts(parsed, _length_axes(method, parsed, calls[0].args), pte)
+        graph = _graph_facts(parsed, _sized_axes(method, parsed, calls[0].args), pte)
     return ForwardFacts(
         inputs=method.inputs,
         outputs=method.outputs,
@@ -113,25 +129,38 @@ def _forward_facts(method: Method, pte: PteFile) -> ForwardFacts:
     )
 
 
-def _length_axes(method: Method, graph: MlxGraph, args: Sequence[int]) -> list[tuple[int, int]]:
-    """Where the graph is given the step's length: axis 1 of tokens and axis 0 of positions, one size by contract.
+def _sized_axes(method: Method, graph: MlxGraph, args: Sequence[int]) -> list[tuple[str, tuple[int, int]]]:
+    """Where the graph is given how many tokens and selected rows a step has, each as tensor id and axis.
 
-    The delegate's inputs need not be in the order of the method's; its arguments say which is which.
+    That is axis 1 of tokens and axis 0 of positions, one size by contract, and axis 0 of a selector. The delegate's
+    inputs need not be in the order of the method's; its arguments say which is which.
     """
     slots = dict(zip(args, graph.input_map, strict=False))
-    found = zip(method.input_ids, (1, 0), strict=False)
-    return [(slots[index].idx, axis) for index, axis in found if index in slots and slots[index].kind == "tensor"]
+    found = zip(method.input_ids, (("token", 1), ("token", 0), ("selected row", 0)), strict=False)
+    return [
+        (what, (slots[index].idx, axis))
+        for index, (what, axis) in found
+        if index in slots and slots[index].kind == "tensor"
+    ]
 
 
-def _graph_facts(graph: MlxGraph, length_axes: Sequence[tuple[int, int]], pte: PteFile) -> GraphFacts:
-    shapes = Shapes(graph, length_axes)
+def _graph_facts(graph: MlxGraph, sized_axes: Sequence[tuple[str, tuple[int, int]]], pte: PteFile) -> GraphFacts:
+    shapes = Shapes(graph, [place for what, place in sized_axes if what == "token"])
+    logits = shapes.outputs[0] if shapes.outputs else None
+    names = {shapes.name(*place): what for what, place in sized_axes}
     constants = [meta for meta in map(graph.meta, graph.constant_tids) if meta is not None]
     return GraphFacts(
         attends=tuple(shapes.attends),
-        logits=shapes.outputs[0] if shapes.outputs else None,
+        logits=logits,
         num_slots=len(graph.input_map) + len(graph.output_map),
         num_mutable_buffers=graph.num_mutable_buffer_tensors,
         float_dtypes=frozenset(meta.dtype for meta in constants if "float" in meta.dtype),
+        quantized=frozenset(
+            QuantizedFormat(*(node.fields[name] for name in QuantizedFormat._fields))
+            for node in graph.chains[graph.main_chain]
+            if node.name in QUANTIZED_NODES
+        ),
+        rows_of=names.get(str(logits[1])) if logits is not None and len(logits) == 3 else None,
         bad_constants=tuple(_bad_constants(graph, pte)),
     )
 

@@ -15,12 +15,25 @@ from typing import Any, Literal
 
 from pipeline import schema_problems, yaml_source
 from pipeline.errors import ManifestError
-from pipeline.spec import DEFAULT_MAX_NEW_TOKENS, HubSource, PathSource, SmokePrompt, Source, WheelSource
+from pipeline.spec import (
+    DEFAULT_GROUP_SIZE,
+    DEFAULT_MAX_NEW_TOKENS,
+    GROUP_SIZE_CHOOSABLE,
+    NONE,
+    HubSource,
+    PathSource,
+    Quantization,
+    SmokePrompt,
+    Source,
+    WeightFormat,
+    WheelSource,
+)
 from pipeline.yaml_source import Field, Problem
 
 MAX_FILE_BYTES = 256 * 1024
 
 Dtype = Literal["fp32", "fp16", "bf16"]
+Logits = Literal["last", "full", "selected"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +42,6 @@ class Model:
 
     id: str
     source: Source
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantization:
-    """How weights are stored, per kind of layer."""
-
-    linear: Literal["none"] = "none"
-    embedding: Literal["none"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +65,7 @@ class Manifest:
     max_context_len: int
     cache: Cache
     backend: Literal["mlx"]
-    logits: Literal["last"]
+    logits: Logits
     smoke: tuple[SmokePrompt, ...]
 
 
@@ -178,7 +183,32 @@ def _broken_rules(sound: _Sound, stem: str) -> Iterator[tuple[Field, str]]:
     step = sound.get("max_seq_len")
     if context is not None and step is not None and step > context:
         yield ("max_seq_len",), f"max_seq_len is {step}; expected at most max_context_len, which is {context}."
+    yield from _broken_quantization_rules(sound)
     yield from _broken_prompt_rules(sound, context)
+
+
+def _broken_quantization_rules(sound: _Sound) -> Iterator[tuple[Field, str]]:
+    if sound.get("quantization") is None:
+        return
+    schemes = []
+    for kind in ("linear", "embedding"):
+        field: Field = ("quantization", f"{kind}_group_size")
+        group_size = sound.get(*field)
+        scheme = sound.get("quantization", kind) or NONE
+        schemes.append(scheme)
+        if group_size is not None and scheme not in GROUP_SIZE_CHOOSABLE:
+            groups = f"groups of {DEFAULT_GROUP_SIZE[scheme]}" if scheme != NONE else "no groups"
+            choosable = schema_problems.choices(GROUP_SIZE_CHOOSABLE)
+            what = (
+                f"quantization.{kind}_group_size is {group_size}; quantization.{kind} is {scheme}, which has {groups}."
+            )
+            yield field, f"{what} Remove it, or choose {choosable}."
+    for option in ("untie_head", "skip"):
+        if sound.get("quantization", option) and schemes == [NONE, NONE]:
+            what = (
+                f"quantization.{option} is set; quantization.linear and quantization.embedding are none, so nothing is"
+            )
+            yield ("quantization", option), f"{what} quantized. Remove it, or choose a scheme."
 
 
 def _broken_prompt_rules(sound: _Sound, context: int | None) -> Iterator[tuple[Field, str]]:
@@ -206,13 +236,26 @@ def _manifest(path: Path, data: dict[str, Any]) -> Manifest:
         name=data["name"],
         model=Model(id=data["model"]["id"], source=_source(data["model"]["source"], path)),
         dtype=data["dtype"],
-        quantization=Quantization(**data.get("quantization", {})),
+        quantization=_quantization(data.get("quantization", {})),
         max_seq_len=data["max_seq_len"],
         max_context_len=data["max_context_len"],
         cache=Cache(**data.get("cache", {})),
         backend=data["backend"],
         logits=data.get("logits", "last"),
         smoke=tuple(SmokePrompt(**prompt) for prompt in data["smoke"]["prompts"]),
+    )
+
+
+def _quantization(data: dict[str, Any]) -> Quantization:
+    def format_of(kind: str) -> WeightFormat:
+        scheme = data.get(kind, NONE)
+        return WeightFormat(scheme=scheme, group_size=data.get(f"{kind}_group_size", DEFAULT_GROUP_SIZE[scheme]))
+
+    return Quantization(
+        linear=format_of("linear"),
+        embedding=format_of("embedding"),
+        untie_head=data.get("untie_head", False),
+        skip=tuple(data.get("skip", ())),
     )
 
 

@@ -19,31 +19,39 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.manifest import Manifest
-from pipeline.spec import BuildSpec, FetchSpec, HubSource, PathSource, SmokeSpec
+from pipeline.spec import BuildSpec, FetchSpec, HubSource, PathSource, QuantizeSpec, SmokeSpec
 
 SCHEME = 1
 """Raise it when what a key means changes."""
 
-FETCH, BUILD, VERIFY, SMOKE, BUNDLE = "fetch", "build", "verify", "smoke", "bundle"
-STEPS = (FETCH, BUILD, VERIFY, SMOKE, BUNDLE)
+FETCH, QUANTIZE, BUILD, VERIFY, SMOKE, BUNDLE = "fetch", "quantize", "build", "verify", "smoke", "bundle"
+STEPS = (FETCH, QUANTIZE, BUILD, VERIFY, SMOKE, BUNDLE)
 
 NEEDS: dict[str, tuple[str, ...]] = {
     FETCH: (),
-    BUILD: (FETCH,),
+    QUANTIZE: (FETCH,),
+    BUILD: (FETCH, QUANTIZE),
     VERIFY: (BUILD,),
-    SMOKE: (FETCH, BUILD),
-    BUNDLE: (FETCH, BUILD, VERIFY, SMOKE),
+    SMOKE: (FETCH, QUANTIZE, BUILD),
+    BUNDLE: (FETCH, QUANTIZE, BUILD, VERIFY, SMOKE),
 }
+"""Which steps each one comes after. A manifest that quantizes nothing has no step for it."""
 
 LIBRARIES: dict[str, tuple[str, ...]] = {
     FETCH: ("gguf", "safetensors", "tokenizers", "torch", "transformers"),
+    QUANTIZE: ("executorch", "torch", "torchao", "transformers"),
     BUILD: ("executorch", "tokenizers", "torch", "torchao", "transformers"),
     VERIFY: ("jsonschema",),
     SMOKE: ("mlx", "numpy", "tokenizers", "torch", "transformers"),
     BUNDLE: (),
 }
 
-PLATFORM_MATTERS = frozenset({BUILD, SMOKE})
+DEQUANTIZING_LIBRARIES = ("executorch", "torchao")
+"""What computes the reference of a smoke step whose model is quantized."""
+
+PLATFORM_MATTERS = frozenset({QUANTIZE, BUILD, SMOKE})
+
+Spec = FetchSpec | QuantizeSpec | BuildSpec | SmokeSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +71,7 @@ class Step:
 
     name: str
     manifest: Manifest
-    spec: FetchSpec | BuildSpec | SmokeSpec | None
+    spec: Spec | None
 
     @property
     def title(self) -> str:
@@ -71,12 +79,26 @@ class Step:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return NEEDS[self.name]
+        return tuple(need for need in NEEDS[self.name] if _has(self.manifest, need))
 
 
 def steps_of(manifest: Manifest) -> dict[str, Step]:
     """The manifest's steps by name, in the order they run."""
-    build = BuildSpec(
+    build = build_spec(manifest)
+    specs: dict[str, Spec | None] = {
+        FETCH: FetchSpec(source=manifest.model.source),
+        QUANTIZE: QuantizeSpec(dtype=manifest.dtype, quantization=manifest.quantization),
+        BUILD: build,
+        VERIFY: build,
+        SMOKE: SmokeSpec(prompts=manifest.smoke),
+        BUNDLE: None,
+    }
+    return {name: Step(name=name, manifest=manifest, spec=specs[name]) for name in STEPS if _has(manifest, name)}
+
+
+def build_spec(manifest: Manifest) -> BuildSpec:
+    """What the manifest's ``.pte`` is made to be."""
+    return BuildSpec(
         dtype=manifest.dtype,
         linear=manifest.quantization.linear,
         embedding=manifest.quantization.embedding,
@@ -86,19 +108,17 @@ def steps_of(manifest: Manifest) -> dict[str, Step]:
         backend=manifest.backend,
         logits=manifest.logits,
     )
-    specs: dict[str, FetchSpec | BuildSpec | SmokeSpec | None] = {
-        FETCH: FetchSpec(source=manifest.model.source),
-        BUILD: build,
-        VERIFY: build,
-        SMOKE: SmokeSpec(prompts=manifest.smoke),
-        BUNDLE: None,
-    }
-    return {name: Step(name=name, manifest=manifest, spec=specs[name]) for name in STEPS}
+
+
+def _has(manifest: Manifest, name: str) -> bool:
+    return name != QUANTIZE or manifest.quantization.asked
 
 
 def asked_of(step: Step, inputs: Mapping[str, str], around: Surroundings) -> dict[str, Any]:
     """All that the step's key is hashed from, readable. ``inputs`` maps the files it is given to their sha256."""
     libraries = LIBRARIES[step.name]
+    if step.name == SMOKE and step.manifest.quantization.asked:
+        libraries = tuple(sorted({*libraries, *DEQUANTIZING_LIBRARIES}))
     spec = asdict(step.spec) if step.spec is not None else {"name": step.manifest.name, "model": step.manifest.model.id}
     files = dict(inputs)
     if isinstance(step.spec, FetchSpec):

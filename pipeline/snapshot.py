@@ -26,6 +26,9 @@ TOKENIZER = (
 FILES = (*CONFIGURATION, *WEIGHTS, *TOKENIZER)
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.msgpack", "*.h5")
 
+# What the quantize step makes of them.
+QUANTIZED_WEIGHTS, QUANTIZATION_REPORT = "quantized.safetensors", "quantization.json"
+
 
 def is_tokenizer_file(name: str) -> bool:
     """Whether a snapshot's file belongs to the tokenizer, and so into a bundle."""

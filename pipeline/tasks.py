@@ -1,6 +1,7 @@
 """Steps become doit tasks. The only module that knows doit.
 
-Whether a task is up to date is asked of the store alone; doit keeps no database (``pyproject.toml``).
+Whether a task is up to date is asked of the store alone; doit keeps no database (``pyproject.toml``). Which manifests
+there are tasks for is doit's own kind of variable: ``doit manifests=PATH``, a directory or one file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from doit import get_var
 from doit.exceptions import InvalidDodoFile, TaskFailed
 
 from pipeline import manifest, plan
@@ -31,6 +33,11 @@ DOIT_CONFIG = {"default_tasks": [BUNDLE]}
 def task_fetch() -> Iterator[dict[str, Any]]:
     """bring the model here: configuration, weights, tokenizer"""
     return _tasks(plan.FETCH)
+
+
+def task_quantize() -> Iterator[dict[str, Any]]:
+    """choose the quantized weights, where the manifest asks for them"""
+    return _tasks(plan.QUANTIZE)
 
 
 def task_build() -> Iterator[dict[str, Any]]:
@@ -55,15 +62,16 @@ def task_bundle() -> Iterator[dict[str, Any]]:
 
 def _tasks(name: str) -> Iterator[dict[str, Any]]:
     for item in _manifests():
-        step = plan.steps_of(item)[name]
-        yield {
-            "name": item.name,
-            "doc": f"{name} {item.model.id}",
-            "actions": [(_run, [step])],
-            "uptodate": [(_is_current, [step])],
-            "task_dep": [f"{need}:{item.name}" for need in step.needs],
-            "verbosity": 2,
-        }
+        step = plan.steps_of(item).get(name)
+        if step is not None:
+            yield {
+                "name": item.name,
+                "doc": f"{name} {item.model.id}",
+                "actions": [(_run, [step])],
+                "uptodate": [(_is_current, [step])],
+                "task_dep": [f"{need}:{item.name}" for need in step.needs],
+                "verbosity": 2,
+            }
 
 
 def _run(step: Step) -> TaskFailed | None:
@@ -96,10 +104,12 @@ def _workspace() -> Workspace:
 
 @cache
 def _manifests() -> tuple[manifest.Manifest, ...]:
+    # None, not the default, where dodo.py is imported by something else than doit.
+    chosen = Path(get_var("manifests") or MANIFESTS)
     try:
-        manifests = manifest.load_all(MANIFESTS)
+        manifests = (manifest.load(chosen),) if chosen.is_file() else manifest.load_all(chosen)
     except PipelineError as error:
         raise InvalidDodoFile(f"\n{error}") from error
     if not manifests:
-        raise InvalidDodoFile(f"{MANIFESTS}/ holds no manifest; expected at least one .yaml. The README shows one.")
+        raise InvalidDodoFile(f"{chosen}/ holds no manifest; expected at least one .yaml. The README shows one.")
     return manifests

@@ -10,29 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline import schema
-from pipeline.evidence import BACKEND, DTYPES, MODES, Evidence, GraphFacts, heads_and_dim
+from pipeline.evidence import BACKEND, DTYPES, MODES, Evidence, GraphFacts, QuantizedFormat, heads_and_dim
 from pipeline.pte import PteFile, TensorValue, Value, dtypes
 from pipeline.pte.flatbuffer import quoted
+from pipeline.spec import BuildSpec, WeightFormat
 
 SCHEMA = "constant-methods"
 _PER_CACHE = ("get_kv_heads", "get_head_dims", "get_windows")
+_ROWS_OF = {"full": "token", "selected": "selected row"}
 _OLDER_NAMES = {"get_max_ctx_len": "get_max_context_len", "get_prefill_chunk_size": "get_max_seq_len"}
-
-
-class Request(Protocol):
-    """What was asked for: a ``Manifest``, or the ``BuildSpec`` made of it."""
-
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def logits(self) -> str: ...
-    @property
-    def max_seq_len(self) -> int: ...
-    @property
-    def max_context_len(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +32,18 @@ class Finding:
     message: str
 
 
-def verify(pte: PteFile, manifest: Request | None = None) -> list[Finding]:
+def verify(pte: PteFile, asked: BuildSpec | None = None) -> list[Finding]:
     """Everything a runner would be told wrongly, in the order of ``RULES``; empty when the file holds."""
-    return check(Evidence.of(pte), manifest)
+    return check(Evidence.of(pte), asked)
 
 
-def check(evidence: Evidence, manifest: Request | None = None) -> list[Finding]:
+def check(evidence: Evidence, asked: BuildSpec | None = None) -> list[Finding]:
     """The same for evidence already gathered. A value that breaks the schema is left out of later comparisons."""
     broken = _broken_schema(evidence.constants)
     sound = {name: value for name, value in evidence.constants.items() if name not in broken}
     texts = [("published", text) for text in broken.values()]
     for rule, find in RULES.items():
-        texts += [(rule, text) for text in find(_Case(sound, evidence, manifest))]
+        texts += [(rule, text) for text in find(_Case(sound, evidence, asked))]
     return [Finding(rule, f"{evidence.where}: {text}. Rebuild the artifact.") for rule, text in texts]
 
 
@@ -97,7 +86,7 @@ class _Case:
 
     published: Mapping[str, Any]
     evidence: Evidence
-    manifest: Request | None
+    asked: BuildSpec | None
 
     def entries(self, name: str) -> Sequence[int] | None:
         tensor = self.published.get(name)
@@ -181,12 +170,12 @@ def _inputs(case: _Case) -> Iterator[str]:
         return
     tokens, positions, *selectors = forward.inputs
     for what, value, expected, rank in (
-        ("tokens", tokens, "int64 [1, T]", 2),
-        ("positions", positions, "int64 [T]", 1),
-        *(("selector", value, "int64 [rows]", 1) for value in selectors[:1]),
+        ("tokens are", tokens, "int64 [1, T]", 2),
+        ("positions are", positions, "int64 [T]", 1),
+        *(("selector is", value, "int64 [rows]", 1) for value in selectors[:1]),
     ):
         if not (isinstance(value, TensorValue) and value.dtype == "int64" and len(value.sizes) == rank):
-            yield f"forward's {what} are {_described(value)}; expected {expected}"
+            yield f"forward's {what} {_described(value)}; expected {expected}"
             return
     assert isinstance(tokens, TensorValue) and isinstance(positions, TensorValue)  # noqa: PT018
     if tokens.sizes[0] != 1:
@@ -194,6 +183,13 @@ def _inputs(case: _Case) -> Iterator[str]:
     if positions.sizes[0] != tokens.sizes[1]:
         yield f"forward's positions are {_described(positions)} and its tokens {_described(tokens)}; expected one each"
     yield from _step_bound(case, tokens, positions)
+    for selector in selectors[:1]:
+        assert isinstance(selector, TensorValue)
+        if selector.sizes[0] > 1 and not selector.dynamic:
+            yield (
+                f"forward's selector names exactly {selector.sizes[0]} rows; expected any number up to that, as "
+                "decoding selects one"
+            )
 
 
 def _step_bound(case: _Case, tokens: TensorValue, positions: TensorValue) -> Iterator[str]:
@@ -225,12 +221,26 @@ def _logits(case: _Case) -> Iterator[str]:
         yield f"forward returns logits {width} wide but get_vocab_size is {vocab}; they count the same tokens"
     tokens = forward.inputs[0] if forward.inputs else None
     bound = tokens.sizes[-1] if isinstance(tokens, TensorValue) and tokens.sizes else None
-    expected = {"last": 1, "full": bound}.get(case.mode or "")
+    selector = forward.inputs[2] if len(forward.inputs) > 2 else None
+    selected = selector.sizes[0] if isinstance(selector, TensorValue) and len(selector.sizes) == 1 else None
+    expected = {"last": 1, "full": bound, "selected": selected}.get(case.mode or "")
     if expected is not None and rows != expected:
         yield f"forward returns up to {rows} rows of logits; expected {expected} for {case.mode} logits"
-    computed = case.graph.logits[-1] if case.graph and case.graph.logits else None
-    if isinstance(computed, int) and computed != width:
-        yield f"the graph computes logits {computed} wide but forward returns {width}; they are the same tensor"
+    elif rows > 1 and not logits.dynamic:
+        yield f"forward returns exactly {rows} rows of logits; expected any number up to that, as a step may be shorter"
+    if case.graph is not None:
+        yield from _computed_logits(case.graph, case.mode, rows, width)
+
+
+def _computed_logits(graph: GraphFacts, mode: str | None, rows: int, width: int) -> Iterator[str]:
+    computed = graph.logits or ()
+    if computed and isinstance(computed[-1], int) and computed[-1] != width:
+        yield f"the graph computes logits {computed[-1]} wide but forward returns {width}; they are the same tensor"
+    if len(computed) == 3 and isinstance(computed[1], int) and computed[1] != rows:
+        yield f"the graph computes {computed[1]} rows of logits but forward returns {rows}; they are the same tensor"
+    if mode is not None and graph.rows_of is not None and graph.rows_of != _ROWS_OF.get(mode):
+        wanted = f"each {_ROWS_OF[mode]}" if mode in _ROWS_OF else "the last token alone"
+        yield f"the graph computes logits of each {graph.rows_of}; expected those of {wanted} for {mode} logits"
 
 
 def _described(value: Value) -> str:
@@ -318,17 +328,41 @@ def _data(case: _Case) -> Iterator[str]:
 
 
 def _as_asked(case: _Case) -> Iterator[str]:
-    manifest = case.manifest
-    if manifest is None:
+    asked = case.asked
+    if asked is None:
         return
-    for name, found, asked in (
-        ("get_activation_dtype", case.dtype, manifest.dtype),
-        ("get_logits_to_keep_mode", case.mode, manifest.logits),
-        ("get_max_seq_len", case.published.get("get_max_seq_len"), manifest.max_seq_len),
-        ("get_max_context_len", case.published.get("get_max_context_len"), manifest.max_context_len),
+    for name, found, expected in (
+        ("get_activation_dtype", case.dtype, asked.dtype),
+        ("get_logits_to_keep_mode", case.mode, asked.logits),
+        ("get_max_seq_len", case.published.get("get_max_seq_len"), asked.max_seq_len),
+        ("get_max_context_len", case.published.get("get_max_context_len"), asked.max_context_len),
     ):
-        if found is not None and found != asked:
-            yield f"{name} says {found} but the manifest asks for {asked}"
+        if found is not None and found != expected:
+            yield f"{name} says {found} but the manifest asks for {expected}"
+    if case.graph is not None:
+        yield from _weights_as_asked(case.graph, asked)
+
+
+def _weights_as_asked(graph: GraphFacts, asked: BuildSpec) -> Iterator[str]:
+    """Every quantized weight has a scheme that was asked for, and every scheme that was asked for is there."""
+    formats = {form: _in_mlx(form) for form in (asked.linear, asked.embedding) if form.quantized}
+    for found in sorted(graph.quantized - frozenset[QuantizedFormat]().union(*formats.values())):
+        wanted = " and ".join(map(str, formats)) or "none that are quantized"
+        yield (
+            f"the graph has {found.mode} weights of {found.bits} bits in groups of {found.group_size} but the manifest "
+            f"asks for {wanted}"
+        )
+    for form, admitted in formats.items():
+        if not graph.quantized & admitted:
+            yield f"the graph has no weights as {form} but the manifest asks for them"
+
+
+def _in_mlx(form: WeightFormat) -> frozenset[QuantizedFormat]:
+    """What MLX makes of a format; a scale of a whole row is repeated for groups of the largest size that divides it."""
+    mode, bits = {"4w": ("affine", 4), "8w": ("affine", 8), "nvfp4": ("nvfp4", 4), "mxfp8": ("mxfp8", 8)}[form.scheme]
+    return frozenset(
+        QuantizedFormat(mode, bits, size) for size in ((form.group_size,) if form.group_size else (32, 64, 128))
+    )
 
 
 RULES: dict[str, Callable[[_Case], Iterator[str]]] = {

@@ -15,15 +15,15 @@ from typing import Any
 
 from pipeline import plan, surroundings
 from pipeline.errors import FetchError, PipelineError, StepError
-from pipeline.plan import BUILD, BUNDLE, FETCH, SMOKE, VERIFY, Step
-from pipeline.snapshot import is_tokenizer_file
+from pipeline.plan import BUILD, BUNDLE, FETCH, QUANTIZE, SMOKE, VERIFY, Step
+from pipeline.snapshot import QUANTIZATION_REPORT, is_tokenizer_file
 from pipeline.spec import BuildSpec
-from pipeline.steps import bundle, smoke, verify
+from pipeline.steps import build, bundle, quantize, smoke, verify
 from pipeline.steps.process import run_step
 from pipeline.store import Object, Receipt, Store
 from pipeline.store.digests import DigestMemo
 
-SNAPSHOT = "snapshot"
+SNAPSHOT, QUANTIZED = "snapshot", "quantized"
 
 
 class Workspace:
@@ -69,9 +69,12 @@ class Workspace:
         receipt = self.receipt(step)
         if receipt is None:
             return []
+        if step.name == QUANTIZE:
+            return quantize.summary(self._report(receipt, QUANTIZATION_REPORT))
+        if step.name == BUILD:
+            return [f"  note: {note}" for note in self._report(receipt, build.REPORT)["notes"]]
         if step.name == SMOKE:
-            report = json.loads(self.store.path(Object(**receipt.outputs[smoke.REPORT])).read_bytes())
-            return [f"  {prompt['name']}: {prompt['text']!r}" for prompt in report["prompts"]]
+            return smoke.summary(self._report(receipt, smoke.REPORT))
         if step.name == BUNDLE:
             return [f"  {self.bundle_path(step)}"]
         return []
@@ -79,6 +82,9 @@ class Workspace:
     def bundle_path(self, step: Step) -> Path:
         """Where the step's manifest has its bundle."""
         return self.root / "bundles" / step.manifest.name
+
+    def _report(self, receipt: Receipt, name: str) -> Any:
+        return json.loads(self.store.path(Object(**receipt.outputs[name])).read_bytes())
 
     def _finish(self, step: Step, asked: dict[str, Any], stage: Callable[[str], None]) -> None:
         """The work, then its outputs in the store, then the receipt: in that order, whenever it is killed."""
@@ -108,19 +114,20 @@ class Workspace:
     def _work(self, step: Step, given: Path, out: Path, stage: Callable[[str], None]) -> None:
         log = self.root / "logs" / f"{step.manifest.name}.{step.name}.log"
         artifact, snapshot = given / "model.pte", given / SNAPSHOT
+        quantized = given / QUANTIZED if QUANTIZE in step.needs else None
+        arguments: dict[str, dict[str, Any]] = {
+            FETCH: {},
+            QUANTIZE: {"snapshot": snapshot},
+            BUILD: {"snapshot": snapshot, "quantized": quantized},
+            SMOKE: {"artifact": artifact, "snapshot": snapshot, "quantized": quantized},
+        }
         try:
-            if step.name == FETCH:
-                run_step(FETCH, {"spec": step.spec, "out": out}, log, stage)
-            elif step.name == BUILD:
-                run_step(BUILD, {"spec": step.spec, "snapshot": snapshot, "out": out}, log, stage)
-            elif step.name == SMOKE:
-                arguments = {"spec": step.spec, "artifact": artifact, "snapshot": snapshot, "out": out}
-                run_step(SMOKE, arguments, log, stage)
-            else:
-                assert step.name == VERIFY
+            if step.name == VERIFY:
                 assert isinstance(step.spec, BuildSpec)
                 stage("verifying")
                 verify.run(step.spec, artifact, out)
+            else:
+                run_step(step.name, {"spec": step.spec, "out": out, **arguments[step.name]}, log, stage)
         except PipelineError as error:
             # Inside the step files have scratch names; a person knows them by the step.
             message = str(error).replace(f"{artifact}", "model.pte").replace(f"{snapshot}", "the snapshot")
@@ -141,10 +148,13 @@ class Workspace:
             if receipt is None:
                 return None
             for name, item in receipt.outputs.items():
-                if need == FETCH and step.name == BUNDLE and not is_tokenizer_file(name):
-                    continue
-                in_snapshot = need == FETCH and step.name != BUNDLE
-                inputs[f"{SNAPSHOT}/{name}" if in_snapshot else name] = Object(**item)
+                if step.name == BUNDLE:
+                    if _ships(need, name):
+                        inputs[name] = Object(**item)
+                elif name != build.REPORT:
+                    # What is told of an artifact changes nothing in it.
+                    directory = {FETCH: f"{SNAPSHOT}/", QUANTIZE: f"{QUANTIZED}/"}.get(need, "")
+                    inputs[f"{directory}{name}"] = Object(**item)
         return inputs
 
     def _check_unchanged(self, step: Step, asked: Mapping[str, Any]) -> None:
@@ -182,6 +192,13 @@ class Workspace:
             )
         except OSError:
             return False
+
+
+def _ships(step: str, name: str) -> bool:
+    """Whether a step's output belongs into the bundle; weights are in the ``.pte``."""
+    if step == FETCH:
+        return is_tokenizer_file(name)
+    return step != QUANTIZE or name == QUANTIZATION_REPORT
 
 
 def _same(file: Path, stored: Path) -> bool:

@@ -37,7 +37,7 @@ ARROWS: dict[str, set[str]] = {
     "plan": {"manifest", "spec"},
     "verify": {*GROUND, "contract", "pte", "evidence"},
     "evidence": {*GROUND, "contract", "pte"},
-    "model": {*GROUND, "contract", "pte"},
+    "model": {*GROUND, "contract", "pte", "snapshot"},
     "delegate": {*GROUND, "contract", "pte"},
     "runtime": {*GROUND, "contract", "pte", "delegate"},
     "steps": {*GROUND, "contract", "snapshot", "pte", "verify", "evidence", "model", "delegate", "runtime"},

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
-from pipeline.evidence import Evidence, _length_axes, heads_and_dim
+import pytest
+
+from pipeline.evidence import Evidence, _sized_axes, heads_and_dim
 from pipeline.pte import PteFile, parse_mlx_payload
+from tests.tiny_models import Artifact
 
 
 def test_the_delegates_arguments_say_which_input_is_which(tiny_pte: Any) -> None:
@@ -16,8 +20,8 @@ def test_the_delegates_arguments_say_which_input_is_which(tiny_pte: Any) -> None
     graph = parse_mlx_payload(method.delegates[0].payload)
     tokens, positions, logits = method.instructions[0].args
     first, second = (slot.idx for slot in graph.input_map)
-    assert _length_axes(method, graph, (tokens, positions, logits)) == [(first, 1), (second, 0)]
-    assert _length_axes(method, graph, (positions, tokens, logits)) == [(second, 1), (first, 0)]
+    assert _sized_axes(method, graph, (tokens, positions, logits)) == [("token", (first, 1)), ("token", (second, 0))]
+    assert _sized_axes(method, graph, (positions, tokens, logits)) == [("token", (second, 1)), ("token", (first, 0))]
 
 
 def test_a_lowered_file_shows_all_of_its_contract(tiny_pte: Any) -> None:
@@ -32,6 +36,17 @@ def test_a_lowered_file_shows_all_of_its_contract(tiny_pte: Any) -> None:
     assert (graph.num_slots, graph.num_mutable_buffers, graph.float_dtypes) == (3, 0, {"float32"})
     assert [(attend.layer_id, heads_and_dim(attend.key)) for attend in graph.attends] == [(0, (2, 8)), (1, (2, 8))]
     assert graph.bad_constants == ()
+
+
+@pytest.mark.parametrize(("name", "rows_of"), [("mixed", None), ("full", "token"), ("selected", "selected row")])
+def test_a_graph_shows_what_its_rows_of_logits_belong_to(
+    artifact: Callable[[str], Artifact], name: str, rows_of: str | None
+) -> None:
+    with PteFile.open(artifact(name).pte) as pte:
+        forward = Evidence.of(pte).forward
+    assert forward is not None
+    assert forward.graph is not None
+    assert forward.graph.rows_of == rows_of
 
 
 def test_the_graph_of_another_backend_is_not_looked_into(tiny_pte: Any) -> None:

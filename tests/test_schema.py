@@ -11,7 +11,8 @@ import pytest
 
 from pipeline import schema
 from pipeline.errors import PipelineError
-from pipeline.manifest import Cache, Quantization, SmokePrompt
+from pipeline.manifest import Cache
+from pipeline.spec import Quantization, SmokePrompt
 
 
 def subschemas(rule: dict[str, Any], where: str = "$") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -34,7 +35,7 @@ def test_the_manifest_schema_is_valid_json_schema_2020_12() -> None:
 def test_every_part_of_the_manifest_schema_is_closed_and_described(where: str) -> None:
     rule = MANIFEST_RULES[where]
     assert rule["description"].endswith(".")
-    assert rule["type"] in ("object", "array", "string", "integer")
+    assert rule["type"] in ("object", "array", "string", "integer", "boolean")
     if rule["type"] == "object":
         assert rule["additionalProperties"] is False
     if "pattern" in rule:
@@ -46,8 +47,9 @@ def test_the_defaults_an_editor_shows_are_the_defaults_that_apply() -> None:
     defaults = {where: rule["default"] for where, rule in MANIFEST_RULES.items() if "default" in rule}
     assert defaults == {
         "$.quantization": {},
-        "$.quantization.linear": Quantization().linear,
-        "$.quantization.embedding": Quantization().embedding,
+        "$.quantization.linear": Quantization().linear.scheme,
+        "$.quantization.embedding": Quantization().embedding.scheme,
+        "$.quantization.untie_head": Quantization().untie_head,
         "$.cache": {},
         "$.cache.placement": Cache().placement,
         "$.logits": "last",

@@ -28,7 +28,6 @@ NAME = "at most 64 of a-z, 0-9, '.', '_' and '-', with a letter or digit first a
 COUNT = "an integer from 1 to 2147483647"
 MANY = "9" * 5000
 LATER_CACHE = "11: cache.placement is 'in_graph'; expected off_graph. A later version adds in_graph."
-LATER_LOGITS = "11: logits is 'full'; expected last. A later version adds full and selected."
 
 
 def problems(text: str) -> list[str]:
@@ -73,7 +72,7 @@ def test_a_good_document_has_no_problem() -> None:
         ),
         ("org/tiny", "a model", "4: model.id is 'a model'; expected a name without spaces, such as 'org/name'."),
         ("backend: mlx", "backend: mlx\ncache: {placement: in_graph}", LATER_CACHE),
-        ("backend: mlx", "backend: mlx\nlogits: full", LATER_LOGITS),
+        ("backend: mlx", "backend: mlx\nlogits: all", "11: logits is 'all'; expected last, full or selected."),
         (
             "  prompts:",
             "  prompts: []\n  x:",
@@ -140,10 +139,9 @@ def test_a_source_is_exactly_one_kind_fully_pinned(source: str, expected: list[s
 
 
 @pytest.mark.parametrize("field", ["linear", "embedding"])
-@pytest.mark.parametrize("value", ["4w", "8w", "nvfp4"])
-def test_quantization_is_said_to_come_later(field: str, value: str) -> None:
-    expected = f"16: quantization.{field} is '{value}'; expected none. A later version adds 4w, 8w and nvfp4."
-    assert problems(f"{GOOD}quantization: {{{field}: {value}}}\n") == [expected]
+def test_the_schemes_of_quantization_are_listed(field: str) -> None:
+    expected = f"16: quantization.{field} is '3w'; expected none, 4w, 8w, nvfp4 or mxfp8."
+    assert problems(f"{GOOD}quantization: {{{field}: 3w}}\n") == [expected]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def test_the_bundle_holds_what_a_user_ships(bundle: Path) -> None:
         "tokenizer_config.json",
         "chat_template.jinja",
         "metadata.json",
+        "report.json",
         "build.json",
         "smoke.json",
     }

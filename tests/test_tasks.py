@@ -59,7 +59,7 @@ runpy.run_module("doit", run_name="__main__")
 """
 
 UP_TO_DATE = [f"-- {step}:tiny" for step in ("fetch", "build", "verify", "smoke", "bundle")]
-FILES = {"model.pte", "metadata.json", "smoke.json", "build.json"}
+FILES = {"model.pte", "metadata.json", "smoke.json", "build.json", "report.json"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 
 
@@ -260,6 +260,18 @@ def test_another_name_runs_bundle_alone_and_a_comment_nothing(
     assert [line for line in lines if line.startswith(".")] == [".  bundle:other"]
 
 
+def test_weights_are_quantized_once_for_every_artifact_made_of_them(
+    project: Project, built: tuple[Project, str, str]
+) -> None:
+    quantized = built[1] + "quantization: {linear: 8w}\n"
+    project.write(quantized)
+    lines, told = project.doit("verify")
+    assert [line for line in lines if line.startswith(".")] == [".  quantize:tiny", ".  build:tiny", ".  verify:tiny"]
+    assert "  8w by rows: 15 layers" in told.splitlines()
+    project.write(quantized.replace("max_seq_len: 8", "max_seq_len: 4"))
+    assert project.steps_run("verify") == {"build", "verify"}
+
+
 def test_a_bundle_that_was_deleted_or_edited_is_put_right_without_building(project: Project) -> None:
     before = digests(project.bundle)
     shutil.rmtree(project.bundle)
@@ -404,3 +416,28 @@ def test_a_project_without_manifests_is_told_so(tmp_path: Path) -> None:
     (project.directory / "manifests").mkdir()
     _, said = project.doit(code=3)
     assert said == "ERROR: manifests/ holds no manifest; expected at least one .yaml. The README shows one.\n"
+
+
+def listed(project: Project, *arguments: str) -> set[str]:
+    return {line.split()[0] for line in project.doit("list", "--all", *arguments)[0] if line.startswith("bundle:")}
+
+
+def test_manifests_elsewhere_have_tasks_only_when_they_are_asked_for(tmp_path: Path) -> None:
+    project = link_project(tmp_path / "project")
+    project.write(MANIFEST)
+    hub = project.directory / "manifests" / "hub"
+    hub.mkdir()
+    for name in ("one", "two"):
+        (hub / f"{name}.yaml").write_text(MANIFEST.replace("NAME", name))
+    assert listed(project) == {"bundle:tiny"}
+    assert listed(project, "manifests=manifests/hub") == {"bundle:one", "bundle:two"}
+    assert listed(project, "manifests=manifests/hub/two.yaml") == {"bundle:two"}
+
+
+def test_manifests_that_are_not_there_are_told(tmp_path: Path) -> None:
+    project = link_project(tmp_path / "project")
+    project.write(MANIFEST)
+    _, said = project.doit("manifests=absent", code=3)
+    assert said == (
+        "ERROR: \nabsent: cannot be listed (No such file or directory); expected a directory of manifests.\n"
+    )

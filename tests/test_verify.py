@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pipeline import schema
-from pipeline.contract import Contract
-from pipeline.evidence import Evidence, ForwardFacts, GraphFacts
-from pipeline.manifest import Cache as CacheRequest
-from pipeline.manifest import HubSource, Manifest, Model, Quantization
+from pipeline.contract import LOGITS_MODE, Contract
+from pipeline.evidence import Evidence, ForwardFacts, GraphFacts, QuantizedFormat
 from pipeline.pte import PteFile, TensorValue
 from pipeline.pte.mlx_shapes import Attend
 from pipeline.pte.program import IntValue
+from pipeline.spec import UNQUANTIZED, BuildSpec, WeightFormat
 from pipeline.verify import RULES, check, verify
+from tests.tiny_models import Artifact
 
 
 def int32(*values: int) -> dict[str, Any]:
@@ -65,6 +65,8 @@ GRAPH = GraphFacts(
 TOKENS = TensorValue("int64", (1, 128), dynamic=True)
 POSITIONS = TensorValue("int64", (128,), dynamic=True)
 LOGITS = TensorValue("bfloat16", (1, 1, 1000), dynamic=False)
+MANY_LOGITS = TensorValue("bfloat16", (1, 128, 1000), dynamic=True)
+SELECTOR = TensorValue("int64", (128,), dynamic=True)
 FORWARD = ForwardFacts(
     inputs=(TOKENS, POSITIONS),
     outputs=(LOGITS,),
@@ -74,19 +76,15 @@ FORWARD = ForwardFacts(
     graph=GRAPH,
 )
 GOOD = Evidence(where="llama.pte", constants=GOOD_CONSTANTS, methods=("forward", "get_bos_id"), forward=FORWARD)
-MANIFEST = Manifest(
-    path=Path("manifests/llama.yaml"),
-    version=1,
-    name="llama",
-    model=Model(id="a/b", source=HubSource(repo="a/b", revision="c")),
+ASKED = BuildSpec(
     dtype="bf16",
-    quantization=Quantization(),
+    linear=UNQUANTIZED,
+    embedding=UNQUANTIZED,
     max_seq_len=128,
     max_context_len=1024,
-    cache=CacheRequest(),
+    placement="off_graph",
     backend="mlx",
     logits="last",
-    smoke=(),
 )
 
 
@@ -103,8 +101,18 @@ def with_graph(**changes: Any) -> Evidence:
     return with_forward(graph=dataclasses.replace(GRAPH, **changes))
 
 
-def found(evidence: Evidence, manifest: Manifest | None = None) -> list[tuple[str, str]]:
-    return [(finding.rule, finding.message) for finding in check(evidence, manifest)]
+def with_mode(mode: str, rows_of: str | None = None, **changes: Any) -> Evidence:
+    """An artifact that gives full or selected logits as it should, but for the changes to its forward."""
+    code, inputs = {"full": (0, (TOKENS, POSITIONS)), "selected": (2, (TOKENS, POSITIONS, SELECTOR))}[mode]
+    graph = dataclasses.replace(GRAPH, rows_of=rows_of, num_slots=len(inputs) + 1)
+    given = {"inputs": inputs, "outputs": (MANY_LOGITS,), "graph": graph, "num_delegate_args": len(inputs) + 1}
+    forward = dataclasses.replace(FORWARD, **given | changes)  # type: ignore[arg-type]
+    constants = GOOD_CONSTANTS | {"get_logits_to_keep_mode": code}
+    return dataclasses.replace(GOOD, constants=constants, forward=forward)
+
+
+def found(evidence: Evidence, asked: BuildSpec | None = None) -> list[tuple[str, str]]:
+    return [(finding.rule, finding.message) for finding in check(evidence, asked)]
 
 
 def said(rule: str, text: str) -> list[tuple[str, str]]:
@@ -112,8 +120,21 @@ def said(rule: str, text: str) -> list[tuple[str, str]]:
 
 
 def test_a_good_artifact_has_no_findings() -> None:
-    assert found(GOOD, MANIFEST) == []
+    assert found(GOOD, ASKED) == []
     assert GOOD.summary() == "3 caches, vocab 1000, bf16, steps of 128 in 1024 tokens, last logits"
+
+
+@pytest.mark.parametrize(("mode", "rows_of"), [("full", "token"), ("selected", "selected row")])
+def test_an_artifact_of_another_logits_mode_has_no_findings(mode: str, rows_of: str) -> None:
+    for follows in (None, rows_of):
+        good = with_mode(mode, follows)
+        assert found(good, dataclasses.replace(ASKED, logits=mode)) == []
+        assert good.summary().endswith(f", {mode} logits")
+
+
+def test_a_runner_that_selects_one_row_needs_no_more() -> None:
+    one = TensorValue("int64", (1,), dynamic=False)
+    assert found(with_mode("selected", inputs=(TOKENS, POSITIONS, one), outputs=(LOGITS,))) == []
 
 
 def test_a_model_without_bos_and_with_one_eos_is_fine() -> None:
@@ -261,9 +282,29 @@ CASES: list[tuple[Evidence, str, str]] = [
         "forward takes 3 inputs; expected tokens and positions for last logits",
     ),
     (
+        with_mode("full", inputs=(TOKENS, POSITIONS, SELECTOR)),
+        "inputs",
+        "forward takes 3 inputs; expected tokens and positions for full logits",
+    ),
+    (
         with_constants(get_logits_to_keep_mode=2),
         "inputs",
         "forward takes 2 inputs; expected tokens, positions and a selector for selected logits",
+    ),
+    (
+        with_mode("selected", inputs=(TOKENS, POSITIONS, TensorValue("int32", (128,), dynamic=True))),
+        "inputs",
+        "forward's selector is int32 [128]; expected int64 [rows]",
+    ),
+    (
+        with_mode("selected", inputs=(TOKENS, POSITIONS, TensorValue("int64", (1, 128), dynamic=True))),
+        "inputs",
+        "forward's selector is int64 [1, 128]; expected int64 [rows]",
+    ),
+    (
+        with_mode("selected", inputs=(TOKENS, POSITIONS, TensorValue("int64", (128,), dynamic=False))),
+        "inputs",
+        "forward's selector names exactly 128 rows; expected any number up to that, as decoding selects one",
     ),
     (
         with_forward(inputs=(TensorValue("int32", (1, 128), dynamic=True), POSITIONS)),
@@ -308,7 +349,7 @@ CASES: list[tuple[Evidence, str, str]] = [
         "forward returns logits 1000 wide but get_vocab_size is 999; they count the same tokens",
     ),
     (
-        with_forward(outputs=(TensorValue("bfloat16", (1, 128, 1000), dynamic=True),)),
+        with_forward(outputs=(MANY_LOGITS,)),
         "logits",
         "forward returns up to 128 rows of logits; expected 1 for last logits",
     ),
@@ -316,6 +357,36 @@ CASES: list[tuple[Evidence, str, str]] = [
         with_constants(get_logits_to_keep_mode=0),
         "logits",
         "forward returns up to 1 rows of logits; expected 128 for full logits",
+    ),
+    (
+        with_mode("full", outputs=(TensorValue("bfloat16", (1, 128, 1000), dynamic=False),)),
+        "logits",
+        "forward returns exactly 128 rows of logits; expected any number up to that, as a step may be shorter",
+    ),
+    (
+        with_mode("selected", outputs=(TensorValue("bfloat16", (1, 1, 1000), dynamic=False),)),
+        "logits",
+        "forward returns up to 1 rows of logits; expected 128 for selected logits",
+    ),
+    (
+        with_mode("full", graph=dataclasses.replace(GRAPH, logits=(1, 1, 1000))),
+        "logits",
+        "the graph computes 1 rows of logits but forward returns 128; they are the same tensor",
+    ),
+    (
+        with_graph(rows_of="token"),
+        "logits",
+        "the graph computes logits of each token; expected those of the last token alone for last logits",
+    ),
+    (
+        with_mode("selected", rows_of="token"),
+        "logits",
+        "the graph computes logits of each token; expected those of each selected row for selected logits",
+    ),
+    (
+        with_mode("full", rows_of="selected row"),
+        "logits",
+        "the graph computes logits of each selected row; expected those of each token for full logits",
     ),
     (
         with_graph(logits=(1, None, 500)),
@@ -402,7 +473,50 @@ def test_a_contradiction_is_found_and_nothing_else(evidence: Evidence, rule: str
     ],
 )
 def test_an_artifact_of_another_manifest_is_found(asked: dict[str, Any], text: str) -> None:
-    assert found(GOOD, dataclasses.replace(MANIFEST, **asked)) == said("as-asked", text)
+    assert found(GOOD, dataclasses.replace(ASKED, **asked)) == said("as-asked", text)
+
+
+INT4, INT8 = QuantizedFormat("affine", 4, 32), QuantizedFormat("affine", 8, 128)
+AS_4W, AS_8W = WeightFormat(scheme="4w", group_size=32), WeightFormat(scheme="8w", group_size=0)
+
+
+@pytest.mark.parametrize(
+    ("held", "asked"),
+    [
+        ({INT4}, {"linear": AS_4W}),
+        ({INT4, INT8}, {"linear": AS_4W, "embedding": AS_8W}),
+        ({QuantizedFormat("affine", 8, 32), INT8}, {"embedding": AS_8W}),
+        ({QuantizedFormat("nvfp4", 4, 16)}, {"linear": WeightFormat(scheme="nvfp4", group_size=16)}),
+        ({QuantizedFormat("mxfp8", 8, 32)}, {"linear": WeightFormat(scheme="mxfp8", group_size=32)}),
+    ],
+)
+def test_weights_quantized_as_asked_are_no_finding(held: set[QuantizedFormat], asked: dict[str, Any]) -> None:
+    assert found(with_graph(quantized=frozenset(held)), dataclasses.replace(ASKED, **asked)) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "text"),
+    [
+        (set(), {"linear": AS_4W}, "the graph has no weights as 4w in groups of 32 but the manifest asks for them"),
+        (
+            {INT4},
+            {"linear": AS_4W, "embedding": AS_8W},
+            "the graph has no weights as 8w by rows but the manifest asks for them",
+        ),
+        (
+            {INT4},
+            {},
+            "the graph has affine weights of 4 bits in groups of 32 but the manifest asks for none that are quantized",
+        ),
+        (
+            {INT4, QuantizedFormat("affine", 4, 64)},
+            {"linear": AS_4W},
+            "the graph has affine weights of 4 bits in groups of 64 but the manifest asks for 4w in groups of 32",
+        ),
+    ],
+)  # fmt: skip
+def test_weights_quantized_otherwise_are_found(held: set[QuantizedFormat], asked: dict[str, Any], text: str) -> None:
+    assert found(with_graph(quantized=frozenset(held)), dataclasses.replace(ASKED, **asked)) == said("as-asked", text)
 
 
 def test_every_rule_has_a_case() -> None:
@@ -446,6 +560,27 @@ def test_a_lowered_artifact_verifies_and_its_contract_reads(tiny_pte: Any) -> No
         assert Evidence.of(pte).summary() == "2 caches, vocab 11, fp32, steps of 6 in 32 tokens, last logits"
         contract = Contract.read(pte.program.constants(), "tiny.pte")
         assert (len(contract.caches), contract.caches[1].window) == (2, 6)
+
+
+@pytest.mark.parametrize("name", ["mixed", "full", "selected"])
+@pytest.mark.parametrize("published", ["full", "last", "selected"])
+def test_a_published_logits_mode_is_held_against_a_real_signature(
+    artifact: Callable[[str], Artifact], name: str, published: str
+) -> None:
+    """Whatever a real artifact publishes besides its own mode contradicts its forward."""
+    made = artifact(name)
+    with PteFile.open(made.pte) as pte:
+        evidence = Evidence.of(pte)
+    relabelled = {**evidence.constants, "get_logits_to_keep_mode": LOGITS_MODE[published]}
+    rules = {rule for rule, _ in found(dataclasses.replace(evidence, constants=relabelled))}
+    assert rules == {
+        ("mixed", "full"): {"logits"},
+        ("mixed", "selected"): {"inputs"},
+        ("full", "last"): {"logits"},
+        ("full", "selected"): {"inputs", "logits"},
+        ("selected", "full"): {"inputs", "logits"},
+        ("selected", "last"): {"inputs", "logits"},
+    }.get((name, published), set())
 
 
 def test_published_heads_are_held_against_a_real_graph(tiny_pte: Any) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from pipeline import plan
 from pipeline.errors import FetchError, PteError, StepError, StoreError
-from pipeline.manifest import Cache, Manifest, Model, Quantization
-from pipeline.plan import BUILD, BUNDLE, FETCH, STEPS, VERIFY, Step
-from pipeline.spec import PathSource, SmokePrompt
+from pipeline.manifest import Cache, Manifest, Model
+from pipeline.plan import BUILD, BUNDLE, FETCH, QUANTIZE, STEPS, VERIFY, Step
+from pipeline.spec import PathSource, Quantization, SmokePrompt, WeightFormat
 from pipeline.store import Object, Receipt
 from pipeline.workspace import Workspace
 
@@ -44,7 +44,7 @@ def steps(model: Path) -> dict[str, Step]:
             name="tiny",
             model=Model(id="org/tiny", source=PathSource(path=model)),
             dtype="fp32",
-            quantization=Quantization(),
+            quantization=Quantization(linear=WeightFormat(scheme="4w", group_size=32)),
             max_seq_len=8,
             max_context_len=64,
             cache=Cache(),
@@ -87,7 +87,8 @@ def pretend(root: Path, step: Step, outputs: dict[str, bytes]) -> None:
 
 
 MADE = {
-    "build": {"model.pte": b"pte"},
+    "quantize": {"quantized.safetensors": b"small weights", "quantization.json": b'{"layers": []}'},
+    "build": {"model.pte": b"pte", "report.json": b'{"notes": ["padded"]}'},
     "verify": {"metadata.json": b"{}\n"},
     "smoke": {"smoke.json": b'{"prompts": []}'},
 }
@@ -128,6 +129,10 @@ def test_a_step_is_refused_while_those_before_it_are_not_finished(root: Path, st
     with pytest.raises(StepError) as caught:
         run(root, steps[BUILD])
     assert str(caught.value) == "build:tiny: a step before it is not finished. Run doit build:tiny."
+
+
+def test_what_a_build_noted_is_told_when_it_is_done(bundled: Workspace, steps: dict[str, Step]) -> None:
+    assert bundled.summary(steps[BUILD]) == ["  note: padded"]
 
 
 def test_an_edited_model_makes_its_steps_stale_and_an_edit_undone_makes_them_current(
@@ -171,6 +176,7 @@ def test_a_model_that_is_gone_is_a_sentence_with_the_log(root: Path, steps: dict
 
 def test_a_step_that_cannot_read_its_input_names_it_by_the_step(root: Path, steps: dict[str, Step]) -> None:
     run(root, steps[FETCH])
+    pretend(root, steps[QUANTIZE], MADE["quantize"])
     pretend(root, steps[BUILD], {"model.pte": b"no pte at all"})
     with pytest.raises(PteError) as caught:
         run(root, steps[VERIFY])
@@ -182,9 +188,8 @@ def test_a_step_that_cannot_read_its_input_names_it_by_the_step(root: Path, step
 def test_a_bundle_holds_what_a_user_ships_and_nothing_else(bundled: Workspace, steps: dict[str, Step]) -> None:
     directory = bundled.bundle_path(steps[BUNDLE])
     found = {file.name: file.read_bytes() for file in directory.iterdir()}
-    assert set(found) == {"model.pte", "metadata.json", "smoke.json", "build.json", "tokenizer.json"} | {
-        "chat_template.jinja"
-    }
+    reports = {"metadata.json", "quantization.json", "report.json", "smoke.json", "build.json"}
+    assert set(found) == {"model.pte", "tokenizer.json", "chat_template.jinja"} | reports
     assert found["model.pte"] == b"pte"
     assert found["tokenizer.json"] == FILES["tokenizer.json"]
     assert all(file.stat().st_mode & 0o222 == 0 for file in directory.iterdir())
@@ -254,9 +259,18 @@ def test_a_step_made_again_with_the_same_bytes_makes_nothing_after_it_again(
     assert receipt is not None
     bundled.store.path(Object(**receipt.outputs["model.pte"])).unlink()
     # Unknown until it is there again, and then as before.
-    assert current(root, steps) == {FETCH}
+    assert current(root, steps) == {FETCH, QUANTIZE}
     pretend(root, steps[BUILD], MADE["build"])
     assert current(root, steps) >= set(STEPS) - {BUNDLE}
+
+
+def test_what_is_told_of_an_artifact_goes_into_the_bundle_and_nowhere_else(
+    root: Path, steps: dict[str, Step], bundled: Workspace
+) -> None:
+    pretend(root, steps[BUILD], {"model.pte": b"pte", "report.json": b'{"notes": []}'})
+    assert current(root, steps) == set(STEPS) - {BUNDLE}
+    run(root, steps[BUNDLE])
+    assert (bundled.bundle_path(steps[BUNDLE]) / "report.json").read_bytes() == b'{"notes": []}'
 
 
 def test_a_corrupted_input_is_refused_dropped_and_made_again(
@@ -270,7 +284,7 @@ def test_a_corrupted_input_is_refused_dropped_and_made_again(
     os.utime(file, ns=dates)
     with pytest.raises(StoreError, match=r"hash to .* The object was dropped; run doit to rebuild it\."):
         run(root, steps[VERIFY])
-    assert current(root, steps) == {FETCH}
+    assert current(root, steps) == {FETCH, QUANTIZE}
 
 
 def test_where_links_are_impossible_a_bundle_of_copies_is_current(

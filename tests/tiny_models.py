@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.spec import BuildSpec
+from pipeline.spec import UNQUANTIZED, BuildSpec
 
 VOCAB_SIZE = 260
 BOS, EOS = 0, 1
@@ -38,8 +38,8 @@ SIZES: dict[str, Any] = {
 
 SPEC = BuildSpec(
     dtype="fp32",
-    linear="none",
-    embedding="none",
+    linear=UNQUANTIZED,
+    embedding=UNQUANTIZED,
     max_seq_len=4,
     max_context_len=64,
     placement="off_graph",
@@ -97,23 +97,26 @@ def save_snapshot(directory: Path, model_type: str, **changes: Any) -> Path:
 
 
 def save_tokenizer(directory: Path, **changes: Any) -> None:
+    """``directory`` has the files of a tokenizer."""
+    tokenizer(**changes).save_pretrained(directory)
+
+
+def tokenizer(**changes: Any) -> Any:
     """One token per byte, after the four special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     vocab = {token: index for index, token in enumerate(["<s>", "</s>", "<pad>", "<unk>"])}
     vocab |= {byte: len(vocab) + index for index, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    bytes_only = Tokenizer(models.BPE(vocab, []))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_only.decoder = decoders.ByteLevel()
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     template = (
         "<s>{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
-    PreTrainedTokenizerFast(
-        **{"tokenizer_object": tokenizer, "chat_template": template, **special, **changes}
-    ).save_pretrained(directory)
+    return PreTrainedTokenizerFast(**{"tokenizer_object": bytes_only, "chat_template": template, **special, **changes})
 
 
 def edit_json(path: Path, *removed: str, **changes: Any) -> None:
@@ -139,6 +142,8 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
     "split-heads": ("gpt_neox", {"rotary_pct": 0.25}, SPEC),
     "scaled-tables": ("llama", {"rope_parameters": YARN}, SPEC),
     "shared-caches": ("gemma3n_text", {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 8}, SPEC),
+    "full": ("qwen2", MIXED, replace(SPEC, logits="full")),
+    "selected": ("qwen2", MIXED, replace(SPEC, logits="selected")),
 }
 
 

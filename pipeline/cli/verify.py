@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import ManifestError, PteError
 
 if TYPE_CHECKING:
-    from pipeline.manifest import Manifest
+    from pipeline.spec import BuildSpec
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,23 +24,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """A line per file that holds, every finding to stderr; 0 all hold, 1 findings, 2 no good manifest, 3 unreadable."""
     try:
-        manifest = _manifest(args.manifest)
+        asked = _asked(args.manifest)
     except ManifestError as error:
         print(error, file=sys.stderr)
         return 2
-    return max(_verify(file, manifest) for file in args.files)
+    return max(_verify(file, asked) for file in args.files)
 
 
-def _manifest(path: Path | None) -> Manifest | None:
+def _asked(path: Path | None) -> BuildSpec | None:
     if path is None:
         return None
     # Imported here: without a manifest there is no YAML to read.
-    from pipeline import manifest
+    from pipeline import manifest, plan
 
-    return manifest.load(path)
+    return plan.build_spec(manifest.load(path))
 
 
-def _verify(file: Path, manifest: Manifest | None) -> int:
+def _verify(file: Path, asked: BuildSpec | None) -> int:
     from pipeline.evidence import Evidence
     from pipeline.pte import PteFile
     from pipeline.verify import check
@@ -51,7 +51,7 @@ def _verify(file: Path, manifest: Manifest | None) -> int:
     except PteError as error:
         print(error, file=sys.stderr)
         return 3
-    findings = check(evidence, manifest)
+    findings = check(evidence, asked)
     for finding in findings:
         print(finding.message, file=sys.stderr)
     if not findings:

@@ -71,7 +71,8 @@ def load_model(snapshot: Path, dtype: str, attention: str = EAGER) -> Any:
 def load_config(snapshot: Path) -> Any:
     """The language model's configuration alone, out of a composite one where need be: no weights are read.
 
-    Raises ExportError when it cannot be read, or belongs to a model type that has no causal LM.
+    Raises ExportError when it cannot be read, or belongs to an encoder-decoder, or to a model type that has no causal
+    LM.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -86,6 +87,12 @@ def load_config(snapshot: Path) -> Any:
         raise ExportError(
             f"model type '{config.model_type}': it is {kind}; expected a model type that Transformers has a causal LM "
             "for. It cannot be exported."
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise ExportError(
+            f"model type '{config.model_type}': its configuration is that of an encoder-decoder, whose decoder reads "
+            "what the encoder made of another text; expected a decoder alone (is_encoder_decoder: false). It cannot be "
+            "exported."
         )
     return text_config
 

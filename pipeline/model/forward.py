@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pipeline.contract import LOGITS_MODE
 from pipeline.errors import ExportError
 from pipeline.model.attention import stepping
 
@@ -17,21 +18,28 @@ class OffGraphForward(torch.nn.Module):
     """One step of a single sequence.
 
     ``input_ids`` is int64 [1, T] and ``cache_position`` int64 [T], the tokens' absolute positions. Returns logits
-    [1, 1, vocab] of the last token (logits mode ``last``).
+    [1, rows, vocab]: of the last token in logits mode ``last``, of every token in ``full``. In ``selected`` they are
+    those of the tokens that ``logit_rows`` names, int64 [rows], counted from 0 in the step and in any order; the other
+    modes take no such input.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, logits: str = "last") -> None:
         super().__init__()
+        assert logits in LOGITS_MODE, logits
         self.model = model
         self.position_offset = _position_offset(model)
         self._position_tables = _position_tables(model)
+        self._mode = logits
         # Told by a number how many rows of logits are wanted, models that share K/V drop the other queries before the
-        # layers that read them, and attention would be left with more keys than queries.
+        # layers that read them, and attention would be left with more keys than queries. Zero is all of them.
         shares = any(getattr(module, "is_kv_shared_layer", False) for module in model.modules())
-        self._rows = torch.tensor([-1]) if shares else 1
-        self._keeps_all_rows = "logits_to_keep" not in inspect.signature(model.forward).parameters
+        self._rows = 0 if logits == "full" else torch.tensor([-1]) if shares else 1
+        self._keeps_all_rows = keeps_all_rows(model)
 
-    def forward(self, input_ids: torch.Tensor, cache_position: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, cache_position: torch.Tensor, logit_rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert (logit_rows is not None) == (self._mode == "selected"), "rows are selected in mode selected alone"
         # Positions are passed explicitly: without a cache the model would count from 0 at every step.
         positions = cache_position.unsqueeze(0)
         with stepping(positions), ExitStack() as hooks:
@@ -41,9 +49,16 @@ class OffGraphForward(torch.nn.Module):
                 input_ids=input_ids,
                 position_ids=positions + self.position_offset if self.position_offset else positions,
                 use_cache=False,
-                logits_to_keep=self._rows,
+                logits_to_keep=self._rows if logit_rows is None else logit_rows,
             ).logits
-        return logits[:, -1:] if self._keeps_all_rows else logits
+        if not self._keeps_all_rows or self._mode == "full":
+            return logits
+        return logits[:, -1:] if logit_rows is None else logits[:, logit_rows]
+
+
+def keeps_all_rows(model: Any) -> bool:
+    """Whether the model returns logits of every token, whichever it is asked for."""
+    return "logits_to_keep" not in inspect.signature(model.forward).parameters
 
 
 def _position_offset(model: Any) -> int:

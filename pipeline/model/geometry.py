@@ -6,6 +6,8 @@ of how caches are stored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.contract import CacheGeometry
@@ -27,6 +29,15 @@ def geometry_of(model: Any) -> tuple[CacheGeometry, ...]:
     with observed() as observation, torch.no_grad(), failures_explained(model):
         OffGraphForward(model)(tokens[None], tokens)
     return _geometries(observation.calls, model.config.get_text_config().model_type)
+
+
+def within_context(caches: Sequence[CacheGeometry], max_context_len: int) -> tuple[CacheGeometry, ...]:
+    """The same caches for texts of at most ``max_context_len`` tokens: a window that none of them outgrows is none.
+
+    A runtime allocates a window's ring whole: those of Phi-4-mini, 262144 positions in every layer, would take 34 GB
+    that no text ever fills.
+    """
+    return tuple(replace(cache, window=0) if cache.window >= max_context_len else cache for cache in caches)
 
 
 def _geometries(calls: list[AttentionCall], model_type: str) -> tuple[CacheGeometry, ...]:

@@ -43,20 +43,3 @@ def constant_methods(
     if bos_id is not None:
         methods["get_bos_id"] = bos_id
     return methods
-
-
-def end_of_text_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Every id that ends a generation: generation config, configuration and tokenizer together, ascending."""
-    ids: set[int] = set()
-    for source in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
-        if source is not None:
-            ids.update([source] if isinstance(source, int) else source)
-    return sorted(ids)
-
-
-def start_of_text_id(model: Any, tokenizer: Any) -> int | None:
-    """The id that opens a text, where the model has one."""
-    bos: int | None = model.config.bos_token_id
-    if bos is None:
-        bos = tokenizer.bos_token_id
-    return bos

@@ -64,11 +64,12 @@ class Shapes:
             meta = self._graph.meta(tid)
             if meta is not None:
                 shapes[tid] = tuple(
-                    self._name(tid, axis) if dim.value is None else dim.value for axis, dim in enumerate(meta.shape)
+                    self.name(tid, axis) if dim.value is None else dim.value for axis, dim in enumerate(meta.shape)
                 )
         return shapes
 
-    def _name(self, tid: int, axis: int) -> str:
+    def name(self, tid: int, axis: int) -> str:
+        """What the size of an input's axis is called where it is only known at run time."""
         first = self._equal[0] if (tid, axis) in self._equal else (tid, axis)
         return f"{first[0]}.{first[1]}"
 

@@ -5,7 +5,7 @@ Knows the runner's contract and the forward signature; does not know text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -18,6 +18,13 @@ from pipeline.delegate.program import Program
 from pipeline.errors import CacheError, DelegateError
 from pipeline.pte import PteFile
 from pipeline.runtime.kv_cache import KVCache
+
+Seen = Callable[[list[int], mx.array], None]
+"""Is told of a step's logits, all that the artifact gave: positions of tokens, and [rows, vocab]."""
+
+
+def _unseen(positions: list[int], logits: mx.array) -> None:
+    pass
 
 
 class Decoder:
@@ -46,11 +53,27 @@ class Decoder:
         return self._cache.length
 
     def clear(self) -> None:
-        """Forgets the history."""
+        """Forgets the history, and a step under way."""
+        if self._forward.under_way is not None:
+            self._forward.under_way.abandon()
         self._cache.clear()
 
-    def feed(self, ids: Sequence[int]) -> mx.array:
-        """Appends 1 to ``max_seq_len`` tokens in one step; returns the last one's logits, [vocab]."""
+    def feed(self, ids: Sequence[int], seen: Seen = _unseen) -> mx.array:
+        """Appends 1 to ``max_seq_len`` tokens in one step; returns the last one's logits, [vocab].
+
+        ``seen`` is called with what ``step`` returns.
+        """
+        positions, logits = self.step(ids)
+        seen(positions, logits)
+        return logits[-1]
+
+    def step(self, ids: Sequence[int], selected: Sequence[int] | None = None) -> tuple[list[int], mx.array]:
+        """Appends 1 to ``max_seq_len`` tokens in one step; returns all the logits that the artifact gives for it.
+
+        They are [rows, vocab], and before them come the positions of the tokens that they belong to. Which tokens
+        those are is the artifact's mode: the last, all, or those that are ``selected``, counted from 0 in the step, and
+        the last alone by default.
+        """
         if not ids:
             raise CacheError(f"{self._where}: the step has no tokens; expected at least 1.")
         for token in ids:
@@ -60,10 +83,46 @@ class Decoder:
                     f"{self._where}: token id {token} is outside the vocabulary of {self.contract.vocab_size}. "
                     "Use the tokenizer that belongs to the model."
                 )
-        (logits,) = self._begun(mx.array([ids], mx.int64)).finish()
-        return logits[0, -1]
+        rows = self._rows(len(ids), selected)
+        start = self.position
+        (logits,) = self._begun(mx.array([ids], mx.int64), rows).finish()
+        self._check(logits, len(ids), rows)
+        return [start + row for row in rows], logits[0]
 
-    def prefill(self, ids: Sequence[int], chunk: int | None = None) -> Iterator[mx.array]:
+    def _begun(self, tokens: mx.array, rows: list[int]) -> Execution:
+        """The step that appends tokens [1, T]. Positions are numbers the host knows: nobody waits for them."""
+        positions = list(range(self.position, self.position + tokens.shape[1]))
+        inputs = [tokens, mx.array(positions, mx.int64)]
+        if self.contract.logits == "selected":
+            inputs.append(mx.array(rows, mx.int64))
+        return self._forward.begin(*inputs)
+
+    def _check(self, logits: mx.array, num_tokens: int, rows: list[int]) -> None:
+        if logits.shape != (1, len(rows), self.contract.vocab_size):
+            raise DelegateError(
+                f"{self._where}: a step of {num_tokens} tokens gave logits {list(logits.shape)}; expected "
+                f"{[1, len(rows), self.contract.vocab_size]} for {self.contract.logits} logits. Run pte verify on it."
+            )
+
+    def _rows(self, num_tokens: int, selected: Sequence[int] | None) -> list[int]:
+        """The tokens of a step that get logits, in the order of the rows."""
+        mode = self.contract.logits
+        if selected is None or mode != "selected":
+            if selected is not None:
+                raise DelegateError(
+                    f"{self._where}: rows of logits are selected, and it gives {mode} logits. Export it with logits: "
+                    "selected."
+                )
+            return list(range(num_tokens)) if mode == "full" else [num_tokens - 1]
+        # MLX counts negative rows from the end and reads others unchecked.
+        if not selected or not all(0 <= row < num_tokens for row in selected):
+            raise DelegateError(
+                f"{self._where}: rows {list(selected)} of logits are selected in a step of {num_tokens} tokens; "
+                f"expected one or more of 0 to {num_tokens - 1}."
+            )
+        return list(selected)
+
+    def prefill(self, ids: Sequence[int], chunk: int | None = None, seen: Seen = _unseen) -> Iterator[mx.array]:
         """Appends any number of tokens in steps of ``chunk``; yields each step's last logits, [vocab]."""
         if not self._cache.can_extend(len(ids)):
             raise CacheError(
@@ -72,9 +131,11 @@ class Decoder:
             )
         step = chunk or self.contract.max_seq_len
         for start in range(0, len(ids), step):
-            yield self.feed(ids[start : start + step])
+            yield self.feed(ids[start : start + step], seen)
 
-    def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> Iterator[tuple[int, mx.array]]:
+    def greedy(
+        self, prompt: Sequence[int], max_new_tokens: int, seen: Seen = _unseen
+    ) -> Iterator[tuple[int, mx.array]]:
         """Continues ``prompt``; yields each chosen token with the logits it was chosen from, a stop token included.
 
         Ends after a stop token, after ``max_new_tokens``, or when the context is full. While MLX computes a token, the
@@ -82,7 +143,7 @@ class Decoder:
         """
         if not prompt:
             raise CacheError(f"{self._where}: the prompt has no tokens; expected at least 1 to continue.")
-        *_, logits = self.prefill(prompt)
+        *_, logits = self.prefill(prompt, seen=seen)
         token, sound = self._likeliest(logits), self.position
         for remaining in reversed(range(max_new_tokens)):
             following = self._following(token) if remaining and self._cache.can_extend() else None
@@ -93,11 +154,13 @@ class Decoder:
                 if chosen in self.contract.eos_ids or not remaining:
                     return
                 if following is not None and following.step.is_open:
+                    fed = self.position
                     following.step.commit()
+                    seen([fed], following.logits[None])
                     logits, token = following.logits, following.token
                 elif self._cache.can_extend():
                     # Nothing runs ahead, or the caller has used the decoder in between.
-                    logits = self.feed([chosen])
+                    logits = self.feed([chosen], seen)
                     token, sound = self._likeliest(logits), self.position
                 else:
                     return
@@ -105,22 +168,16 @@ class Decoder:
                 if following is not None:
                     following.step.abandon()
 
-    def _begun(self, tokens: mx.array) -> Execution:
-        """The step that appends tokens [1, T]. Positions are numbers the host knows: nobody waits for them."""
-        end = self.position + tokens.shape[1]
-        return self._forward.begin(tokens, mx.array(list(range(self.position, end)), mx.int64))
-
     def _following(self, token: mx.array) -> _Following | None:
         """The step after the one that chooses ``token``, begun before MLX knows what that is.
 
         None if it could not be taken back: where steps are of one token, a ring has lost what the step before needs.
-        An index of the largest logit is inside the vocabulary if the logits are as many.
+        The index of the largest of as many logits as there are tokens is inside the vocabulary.
         """
-        _, _, num_logits = self._forward.outputs[0].sizes
-        if self.contract.max_seq_len < 2 or num_logits > self.contract.vocab_size or self._forward.has_buffers:
+        if self.contract.max_seq_len < 2 or self._forward.has_buffers:
             return None
         with mx.stream(self._forward.device):
-            step = self._begun(token.reshape(1, 1).astype(mx.int64))
+            step = self._begun(token.reshape(1, 1).astype(mx.int64), [0])
             logits = step.outputs[0][0, -1]
             following = _Following(step, logits, mx.argmax(logits))
         step.start(logits, following.token)
@@ -133,11 +190,16 @@ class Decoder:
     def _waited_for(self, token: mx.array, sound: int) -> int:
         """The token's number. If the step that chooses it failed, the history is again its first ``sound`` tokens."""
         try:
-            return cast(int, token.item())
+            return number_of(token)
         except FAILURES as error:
             self._cache.abandon_step()
             self._cache.rewind(sound)
             raise DelegateError(f"{self._where} failed on {self._forward.device}: {error}") from error
+
+
+def number_of(token: mx.array) -> int:
+    """The one element; waits for MLX to have computed it."""
+    return cast(int, token.item())
 
 
 class _Following(NamedTuple):

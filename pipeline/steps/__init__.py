@@ -2,7 +2,8 @@
 
 ============  ================================================================
 ``fetch``     a source -> a snapshot: configuration, weights, tokenizer
-``build``     a snapshot -> ``model.pte``: load, export, lower, write
+``quantize``  a snapshot -> quantized weights, where the manifest asks for them
+``build``     a snapshot, and quantized weights -> ``model.pte``: load, export, lower, write
 ``verify``    ``model.pte`` -> ``metadata.json``, or the findings that stop it
 ``smoke``     ``model.pte`` and snapshot -> ``smoke.json``, by decoding both
 ``bundle``    all of them -> what a user ships

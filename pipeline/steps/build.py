@@ -1,21 +1,31 @@
-"""A snapshot becomes ``model.pte``: load, export, lower, write."""
+"""A snapshot becomes ``model.pte``: load, rehearse, export, prove, lower, write.
+
+``report.json`` is what there is to say about it. Nothing in it is wrong with the artifact; what would be is refused. It
+tells where each end of text is named, and what is odd about the checkpoint, in sentences.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ExportError
-from pipeline.model import attention, checkpoint, metadata, suitability
+from pipeline.model import attention, checkpoint, metadata, suitability, vocabulary
 from pipeline.spec import BuildSpec
 
 ARTIFACT = "model.pte"
+REPORT = "report.json"
 
 
-def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]) -> None:
-    """Writes ``out/model.pte``.
+def run(
+    spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None], quantized: Path | None = None
+) -> None:
+    """Writes ``out/model.pte`` and ``out/report.json``.
+
+    The weights are those of the directory that the quantize step filled, where there is one.
 
     Raises ExportError when the model cannot be exported and stay right, LowerError when it does not become one
     delegate.
@@ -24,40 +34,57 @@ def run(spec: BuildSpec, snapshot: Path, out: Path, stage: Callable[[str], None]
     _calm_garbage_collector()
     # What the configuration alone can tell is told before executorch's imports, which take longest.
     config = checkpoint.load_config(snapshot)
-    suitability.refuse_unsuitable(config)
+    suitability.refuse_unsuitable(config, max_context_len=spec.max_context_len)
     _check_context(config, spec)
     from pipeline.model.export import export_forward
-    from pipeline.model.geometry import geometry_of
+    from pipeline.model.geometry import geometry_of, within_context
     from pipeline.model.lower import lower_to_mlx, write
+    from pipeline.model.proof import prove, real_tokens
+    from pipeline.model.quantization import give
     from pipeline.model.rehearsal import rehearse
 
     attention.register()
     stage("loading")
     tokenizer = checkpoint.load_tokenizer(snapshot)
     model = checkpoint.load_model(snapshot, spec.dtype, attention.IMPLEMENTATION)
+    ends = vocabulary.ends_of_text(model, tokenizer)
+    if not ends.ids:
+        raise ExportError(
+            "neither the generation config, the configuration, the tokenizer nor its chat template names an "
+            "end-of-text token; a runner would never stop. Add eos_token_id to the model's generation_config.json."
+        )
     stage("rehearsing")
     caches = geometry_of(model)
     _check_windows([cache.window for cache in caches], spec)
     rehearse(model, caches, max_context_len=spec.max_context_len)
+    if quantized is not None:
+        give(model, quantized)
     stage("exporting")
-    program = export_forward(model, spec.max_seq_len)
-    eos_ids = metadata.end_of_text_ids(model, tokenizer)
-    if not eos_ids:
-        raise ExportError(
-            "neither the generation config, the configuration nor the tokenizer names an end-of-text token; a runner "
-            "would never stop. Add eos_token_id to the model's generation_config.json."
-        )
+    program = export_forward(model, spec.max_seq_len, spec.logits)
+    width = _logits_width(program)
+    notes = [*ends.notes, *vocabulary.disagreements(model, tokenizer, ends, width)]
     constants = metadata.constant_methods(
         spec,
+        within_context(caches, spec.max_context_len),
+        vocab_size=width,
+        eos_ids=ends.ids,
+        bos_id=vocabulary.start_of_text(model, tokenizer),
+    )
+    stage("proving")
+    proof = prove(
+        program,
+        model,
         caches,
-        vocab_size=_logits_width(program),
-        eos_ids=eos_ids,
-        bos_id=metadata.start_of_text_id(model, tokenizer),
+        real=real_tokens(tokenizer),
+        max_seq_len=spec.max_seq_len,
+        max_context_len=spec.max_context_len,
     )
     stage("lowering")
     lowered = lower_to_mlx(program, constants)
     stage("writing")
     write(lowered, out / ARTIFACT)
+    report = {"end_of_text": dict(ends.sources), "proof": str(proof), "notes": notes}
+    (out / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _check_context(config: Any, spec: BuildSpec) -> None:

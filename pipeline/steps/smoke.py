@@ -4,7 +4,9 @@ For each prompt, through the model's chat template, the artifact decodes greedil
 Transformers' eager model, in float32 and in the artifact's dtype, and every row of logits that the artifact produced is
 compared with the row at the same position. So token equality and closeness are judged on the same prefix, and no error
 can hide behind an earlier one. The text is fed a second time in small chunks (and once more beyond the narrowest
-window, where there is one), so that history crosses chunk boundaries.
+window, where there is one), so that history crosses chunk boundaries. An artifact whose rows of logits are selected is
+asked there for all of a chunk's rows, the last one first, and for its first row alone, in turns; while it decodes it is
+asked for the last row, as a runner asks.
 
 Tolerance. Logits are compared after subtracting their mean (softmax ignores it), as the Euclidean distance divided
 by the reference's norm: 0 is equal, 1 is unrelated. A bf16 or fp16 model is itself some distance d from its float32
@@ -15,6 +17,9 @@ so the bound is FLOOR: 1e-4, two orders above the rounding of 30 layers (about 1
 token of history costs. A model that is itself further than COARSE from its float32 self is refused: no bound would
 mean anything.
 
+A quantized model is compared with itself: the reference computes with the very numbers that its weights were rounded
+to. How far those took it from the unquantized model is reported, and not judged.
+
 A greedy token may differ from the reference's only where the reference itself nearly ties: where its two logits are
 closer, in units of the row's standard deviation, than the bound. In float32 that admits nothing but exact ties.
 """
@@ -22,7 +27,7 @@ closer, in units of the row's standard deviation, than the bound. In float32 tha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +56,11 @@ class Feeding:
     rows: list[int] = field(default_factory=list)
     logits: list[Any] = field(default_factory=list)
 
+    def add(self, positions: Sequence[int], logits: Any) -> None:
+        """Logits [rows, vocab] as the artifact gave them, after these positions."""
+        self.rows += positions
+        self.logits += list(_float32(logits))
+
 
 @dataclass
 class Answer:
@@ -64,8 +74,15 @@ class Answer:
     feedings: list[Feeding]
 
 
-def run(spec: SmokeSpec, artifact: Path, snapshot: Path, out: Path, stage: Callable[[str], None]) -> None:
-    """Writes ``out/smoke.json``.
+def run(
+    spec: SmokeSpec,
+    artifact: Path,
+    snapshot: Path,
+    out: Path,
+    stage: Callable[[str], None],
+    quantized: Path | None = None,
+) -> None:
+    """Writes ``out/smoke.json``. ``quantized`` is the directory that the quantize step filled, where there is one.
 
     Raises SmokeError when an answer lacks the expected text, a token differs from the reference's, or logits are
     further from the reference than rounding explains.
@@ -87,10 +104,38 @@ def run(spec: SmokeSpec, artifact: Path, snapshot: Path, out: Path, stage: Calla
         del decoder
     feedings = [feeding for answer in answers for feeding in answer.feedings]
     stage("comparing")
-    exact = _rows(ReferenceModel(snapshot, "fp32"), feedings)
-    rounded = exact if dtype == "fp32" else _rows(ReferenceModel(snapshot, dtype), feedings)
+    exact = _rows(ReferenceModel(snapshot, "fp32", quantized), feedings)
+    rounded = exact if dtype == "fp32" else _rows(ReferenceModel(snapshot, dtype, quantized), feedings)
     report = _judge(answers, dtype, exact, rounded)
+    if quantized is not None:
+        report["quantization"] = _cost(exact, _rows(ReferenceModel(snapshot, "fp32"), feedings))
     (out / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def summary(report: Mapping[str, Any]) -> list[str]:
+    """What was answered and, for a quantized model, how far it is from the unquantized one."""
+    lines = [f"  {prompt['name']}: {prompt['text']!r}" for prompt in report["prompts"]]
+    cost = report.get("quantization")
+    if cost:
+        lines.append(
+            f"  quantization moves the logits by {cost['mean_distance']:.2g} on average, {cost['max_distance']:.2g} at "
+            f"most, and {cost['tokens_changed']} of {cost['logits_rows']} greedy tokens"
+        )
+    return lines
+
+
+def _cost(quantized: Sequence[Any], unquantized: Sequence[Any]) -> dict[str, Any]:
+    """What quantization did to the model, whatever the artifact: both in float32, after the same texts."""
+    import numpy as np
+
+    after, before = np.concatenate(quantized), np.concatenate(unquantized)
+    apart = distances(after, before)
+    return {
+        "logits_rows": len(after),
+        "mean_distance": float(apart.mean()),
+        "max_distance": float(apart.max()),
+        "tokens_changed": int((after.argmax(-1) != before.argmax(-1)).sum()),
+    }
 
 
 def _rows(model: Any, feedings: Sequence[Feeding]) -> list[Any]:
@@ -108,14 +153,8 @@ def _decode(decoder: Any, tokenizer: Any, prompt: Any) -> Answer:
         )
     decoder.clear()
     decoded = Feeding(ids=ids)
-    generated: list[int] = []
-    for token, logits in decoder.greedy(ids, prompt.max_new_tokens):
-        decoded.rows.append(len(ids) + len(generated) - 1)
-        decoded.logits.append(_float32(logits))
-        generated.append(token)
+    generated = [token for token, _ in decoder.greedy(ids, prompt.max_new_tokens, decoded.add)]
     decoded.ids = ids + generated
-
-    decoder.clear()
     chunk = min(decoder.contract.max_seq_len, -(-len(decoded.ids) // NUM_CHUNKS))
     return Answer(
         name=prompt.name,
@@ -143,10 +182,15 @@ def _prompt_ids(tokenizer: Any, user: str) -> list[int]:
 
 
 def _fed(decoder: Any, ids: list[int], chunk: int) -> Feeding:
+    """A new text in chunks; rows of logits that can be selected are not the ones that decoding selects."""
+    decoder.clear()
     feeding = Feeding(ids=ids)
-    for index, logits in enumerate(decoder.prefill(ids, chunk)):
-        feeding.rows.append(min((index + 1) * chunk, len(ids)) - 1)
-        feeding.logits.append(_float32(logits))
+    for index, start in enumerate(range(0, len(ids), chunk)):
+        step = ids[start : start + chunk]
+        selected = None
+        if decoder.contract.logits == "selected":
+            selected = [0] if index % 2 else range(len(step))[::-1]
+        feeding.add(*decoder.step(step, selected))
     return feeding
 
 
@@ -157,18 +201,17 @@ def _feed_beyond_windows(decoder: Any, answer: Answer, declared: int | None) -> 
     only beyond it.
     """
     windows = [cache.window for cache in decoder.contract.caches if cache.window]
-    windows += [declared] if declared else []
+    # A declared window that no text outgrows is none.
+    windows += [declared] if declared and declared < decoder.contract.max_context_len else []
     if not windows:
         return
     chunk = decoder.contract.max_seq_len
     length = min(min(windows) + chunk + BEYOND_WINDOW, decoder.contract.max_context_len)
     text = answer.feedings[0].ids
     ids = (text * -(-length // len(text)))[:length]
-    decoder.clear()
     feeding = _fed(decoder, ids[:-BEYOND_WINDOW], chunk)
     for token in ids[-BEYOND_WINDOW:]:
-        feeding.rows.append(decoder.position)
-        feeding.logits.append(_float32(decoder.feed([token])))
+        feeding.add(*decoder.step([token]))
     feeding.ids = ids
     answer.feedings.append(feeding)
 
@@ -213,10 +256,10 @@ def _judge_answer(answer: Answer, compared: Sequence[tuple[Any, Any]], bound: fl
     where = f"smoke '{answer.name}'"
     worst = 0.0
     for feeding, (_, rounded) in zip(answer.feedings, compared, strict=True):
-        apart = distances(np.stack(feeding.logits), rounded)
+        apart = distances(feeding.logits, rounded)
         beyond = np.flatnonzero(~(apart <= bound))
         if len(beyond):
-            at = int(beyond[0])
+            at = min(map(int, beyond), key=lambda row: feeding.rows[row])
             raise SmokeError(
                 f"{where}: decoded {answer.text!r}; logits first differ from the model's own at token "
                 f"{feeding.rows[at]}: {apart[at]:.3g} apart (relative); expected at most {bound:.3g}. The artifact "
@@ -244,7 +287,8 @@ def _judge_answer(answer: Answer, compared: Sequence[tuple[Any, Any]], bound: fl
 def _compare_tokens(answer: Answer, exact: Any, bound: float) -> list[dict[str, Any]]:
     """Each generated token against the float32 reference's choice; what differs only in a near tie is returned."""
     ties = []
-    for index, (token, row) in enumerate(zip(answer.generated, exact, strict=True)):
+    # Rows of the prompt come first.
+    for index, (token, row) in enumerate(zip(answer.generated, exact[-len(answer.generated) :], strict=True)):
         best = int(row.argmax())
         if token == best:
             continue
@@ -262,10 +306,14 @@ def distances(actual: Any, reference: Any) -> Any:
     """Relative distance of each row, means removed: |a - r| / |r|. Not-a-number for a row with one or an infinity."""
     import numpy as np
 
-    actual = np.asarray(actual, np.float64)
-    reference = np.asarray(reference, np.float64)
+    # One row at a time: with full logits there are as many as tokens, each as wide as the vocabulary.
+    apart = np.empty(len(actual))
     # An infinity becomes not-a-number too, and no bound holds that.
-    with np.errstate(invalid="ignore"):
-        actual = actual - actual.mean(axis=-1, keepdims=True)
-        reference = reference - reference.mean(axis=-1, keepdims=True)
-        return np.linalg.norm(actual - reference, axis=-1) / np.linalg.norm(reference, axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for index, (a, r) in enumerate(zip(actual, reference, strict=True)):
+            a, r = np.asarray(a, np.float64), np.asarray(r, np.float64)
+            r = r - r.mean()
+            difference = np.linalg.norm(a - a.mean() - r)
+            # All logits of a token may be equal, as of one that is embedded as zero.
+            apart[index] = difference / np.linalg.norm(r) if difference else 0.0
+    return apart

@@ -1,7 +1,8 @@
 """executorch's own op suite of the MLX backend, case by case: its models, its inputs, its export, its tolerances.
 
-The suite's last step runs the backend itself, which only a Mac has. Here our loader and executor take its place, so its
-cases judge them. What a case writes goes to a directory of its own, where the suite would use its package's.
+To it belong ``test_ops`` and, since only they scan, the cases of the gated delta rule. The suite's last step runs the
+backend itself, which only a Mac has. Here our loader and executor take its place, so its cases judge them. What a case
+writes goes to a directory of its own, where the suite would use its package's.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
 import torch
+from torch._export import utils
 
 from pipeline.contract import CacheGeometry
 from pipeline.delegate.dtypes import BY_CODE
@@ -41,12 +44,22 @@ class Outcome:
 def cases() -> dict[str, Any]:
     """Every case by name; where several have the same, all but the first are numbered."""
     _provide_suite()
-    from executorch.backends.mlx.test import test_ops, test_utils  # noqa: F401 - test_ops registers the cases
+    with warnings.catch_warnings():
+        # The libraries' own deprecations are not ours to fix.
+        warnings.simplefilter("ignore")
+        from executorch.backends.mlx.custom_kernel_ops.test import test_gated_delta_rule as scans
+        from executorch.backends.mlx.test import test_ops, test_utils
 
+    # Transformers has come to ask a configuration for this; the suite's stand-in for one is older.
+    test_ops.MockModelConfig.per_layer_config = property(lambda config: [config] * config.num_hidden_layers)
+    families = [family for family in vars(scans).values() if hasattr(family, "get_test_configs")]
     named: dict[str, Any] = {}
-    for name, case in test_utils.get_all_test_configs():
-        alike = [known for known in named if known.partition("#")[0] == name]
-        named[f"{name}#{len(alike) + 1}" if alike else name] = case
+    for case in (
+        *(case for _, case in test_utils.get_all_test_configs()),
+        *(case for family in families for case in family.get_test_configs()),
+    ):
+        alike = sum(known.partition("#")[0] == case.name for known in named)
+        named[f"{case.name}#{alike + 1}" if alike else case.name] = case
     return named
 
 
@@ -60,10 +73,10 @@ def _provide_suite() -> None:
     modules.__path__ = [str(Path(where) / "modules") for where in parent.submodule_search_locations]
     sys.modules.setdefault(modules.__name__, modules)
 
-    # Two thirds of the time of a small export go into listing torch's operators, each time anew.
-    from torch._export import utils
 
-    utils._collect_all_valid_cia_ops_for_namespace = cache(utils._collect_all_valid_cia_ops_for_namespace)
+# More than half of the time of a small export goes into listing torch's operators, each time anew. They are listed once
+# here, and only here: tests elsewhere may register more.
+_operators_of_namespace = cache(utils._collect_all_valid_cia_ops_for_namespace)
 
 
 @cache
@@ -71,11 +84,11 @@ def outcome(name: str) -> Outcome:
     """A case exported, loaded, executed and compared with eager torch."""
     case = cases()[name]
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
-        # The libraries' own deprecations are not ours to fix.
         warnings.simplefilter("ignore")
         case.get_test_dir = lambda: Path(directory)
         try:
-            path, _, _ = case.generate_test_files()
+            with patch.object(utils, "_collect_all_valid_cia_ops_for_namespace", _operators_of_namespace):
+                path, _, _ = case.generate_test_files()
         except Exception as error:
             return Outcome(frozenset(), f"cannot be exported: {type(error).__name__}: {error}")
         with PteFile.open(path) as pte:

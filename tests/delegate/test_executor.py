@@ -231,6 +231,26 @@ def test_a_cache_of_another_geometry_is_refused_at_the_first_step(pte: PteFile) 
     assert found == "cache 0: K has shape (1, 2, 1, 16); expected (1, 2, 1, 8)."
 
 
+def test_a_device_that_is_not_there_is_refused(pte: PteFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "is_available", lambda device: False)
+    found = refusal(DelegateError, lambda: MlxMethod(pte, device=mx.Device(mx.gpu)))
+    assert found == "model.pte: forward is to run on Device(gpu, 0), which MLX does not have here. Use mx.cpu."
+
+
+def test_a_call_counts_once_it_is_committed(pte: PteFile) -> None:
+    history = cache()
+    method = MlxMethod(pte, cache=history, device=mx.Device(mx.cpu))
+    begun = method.begin(mx.array([TOKENS[:4]], mx.int64), mx.arange(4, dtype=mx.int64))
+    assert (history.length, begun.is_open) == (0, True)
+    again = method.begin(mx.array([TOKENS[:4]], mx.int64), mx.arange(4, dtype=mx.int64))
+    assert not begun.is_open, "a second call abandons the first"
+    begun.abandon()
+    assert again.is_open
+    again.start()
+    again.commit()
+    assert history.length == 4
+
+
 def test_a_method_that_is_not_there_is_refused_with_those_that_are(pte: PteFile) -> None:
     found = refusal(DelegateError, lambda: MlxMethod(pte, "backward"))
     assert found == "model.pte has no method 'backward'; it has forward."
@@ -410,8 +430,9 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PteFile]:
     from pipeline.model import serializer
 
     serializer.provide()
-    from executorch.backends.mlx import MLXPartitioner
-    from executorch.exir import to_edge_transform_and_lower
+    with library_warnings_ignored():
+        from executorch.backends.mlx import MLXPartitioner
+        from executorch.exir import to_edge_transform_and_lower
 
     class Counter(torch.nn.Module):
         def __init__(self) -> None:

@@ -15,7 +15,7 @@ from pipeline.delegate import executor, fold
 from pipeline.delegate.body import Body, Step
 from pipeline.delegate.dtypes import BY_CODE
 from pipeline.delegate.executor import MlxMethod
-from pipeline.delegate.fuse import fused
+from pipeline.delegate.fuse import fused, rotated_together
 from pipeline.delegate.ops import OPERATORS
 from pipeline.delegate.ops.fused import OPERATORS as FUSED
 from pipeline.delegate.straight import StraightLine
@@ -95,7 +95,8 @@ def test_by_a_gpus_rules_every_model_is_within_rounding_of_its_plain_graph(
         method, plain = opened(pte), opened(pte, fused=False)
         for found, expected in zip(logits(method), logits(plain), strict=True):
             np.testing.assert_allclose(found, expected, atol=ROUNDING[built.spec.dtype])
-    assert names(method)["RopeByTablesNode"] == ROTATIONS[name]
+    together = name not in ("query-key-norms", "two-tables", "rotated-in-part", "split-heads")
+    assert names(method)["RopeByTablesNode"] == ROTATIONS[name] // (1 + together)
     assert not {"CosNode", "SinNode", "SiluNode"} & set(names(method)) or not ROTATIONS[name]
 
 
@@ -256,3 +257,56 @@ def test_an_activation_and_its_product_are_one_step_on_a_gpu(activation: str) ->
     found = fused(graph, OPERATORS, on_gpu=True)
     assert [each.name for each in found.steps] == ["ActivatedProductNode"]
     np.testing.assert_allclose(computed(found, GIVEN), computed(graph, GIVEN), atol=1e-6)
+
+
+def test_products_of_one_array_are_one_product_on_a_gpu_with_every_column_where_it_was() -> None:
+    weights: dict[Tid | Vid, Any] = {
+        Tid(20 + n): mx.random.normal((columns, 8), key=mx.random.key(n)).T for n, columns in enumerate((6, 2, 4))
+    }
+    outs = [Tid(10), Tid(11), Tid(12)]
+    product = {"bias": None, "alpha": 1.0, "beta": 1.0}
+    steps = [step("AddmmNode", out, mat1=X, mat2=w, **product) for out, w in zip(outs, weights, strict=True)]
+    alone = step("AddmmNode", OUT, mat1=Tid(11), mat2=Tid(23), **product)
+    weights[Tid(23)] = mx.ones((2, 3))
+    graph = body(*steps, alone, constants=weights, results=(*outs, OUT))
+    found = fused(graph, OPERATORS, on_gpu=True)
+    assert [each.name for each in found.steps] == ["AddmmNode", "SplitNode", "AddmmNode"]
+    assert len(found.constants) == 2, "the matrices that were joined are let go"
+    for got, expected in zip(
+        *(StraightLine(each, {**OPERATORS, **FUSED})(GIVEN) for each in (found, graph)), strict=True
+    ):
+        np.testing.assert_allclose(np.array(got), np.array(expected), atol=1e-6)
+
+
+HEADS: dict[str, tuple[tuple[int, int], int, dict[str, Any]]] = {
+    "queries and keys": ((6, 2), 1, {}),
+    "of unlike positions": ((6, 2), 2, {"start": 5}),
+    "of unlike factors": ((6, 2), 2, {"factor": 2.0}),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_rotations_by_the_same_tables_of_neighbouring_heads_are_one(case: str) -> None:
+    heads, expected, changes = HEADS[case]
+    product, divisors = Tid(10), Tid(40)
+    steps = [step("NegNode", product, x=X)]
+    parts = tuple(Tid(11 + n) for n in range(3))
+    sizes = tuple(4 * n for n in (*heads, 2))
+    steps.append(Step("SplitNode", {"x": product, "sizes": sizes, "axis": -1}, parts, "split", True))
+    results = []
+    for n, part in enumerate(parts[:2]):
+        split, turned, rotated = (Tid(20 + 3 * n + m) for m in range(3))
+        tables = {"start": 3, "divisors": divisors, "factor": 1.0, "table_type": None} | (changes if n else {})
+        steps.append(step("ReshapeNode", split, x=part, shape=(1, 5, -1, 4)))
+        steps.append(step("TransposeNode", turned, x=split, perm=(0, 2, 1, 3)))
+        steps.append(step("RopeByTablesNode", rotated, x=turned, **tables))
+        results.append(rotated)
+    given = mx.random.normal((1, 5, sum(sizes)), key=mx.random.key(6))
+    constants: dict[Tid | Vid, Any] = {divisors: mx.array([1.0, 30.0])}
+    graph = body(*steps, constants=constants, results=(*results, parts[2]), shapes={})
+    found = rotated_together(graph)
+    assert Counter(each.name for each in found.steps)["RopeByTablesNode"] == expected
+    for got, wanted in zip(
+        *(StraightLine(each, {**OPERATORS, **FUSED})(given) for each in (found, graph)), strict=True
+    ):
+        np.testing.assert_array_equal(np.array(got), np.array(wanted))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.errors import ExportError
 from pipeline.model.attention import IMPLEMENTATION
 from pipeline.model.checkpoint import load_config, load_model, load_tokenizer
-from tests.tiny_models import edit_json, save_snapshot
+from tests.tiny_models import SIZES, VOCAB_SIZE, edit_json, save_snapshot
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +175,58 @@ def test_a_model_type_without_a_causal_lm_is_refused_by_its_configuration(snapsh
     assert refusal(lambda: load_config(snapshot), snapshot).startswith("model type 'vit': it is no causal LM; expected")
 
 
+def test_an_encoder_decoder_is_refused_although_its_decoder_would_load(snapshot: Path) -> None:
+    edit_json(snapshot / "config.json", model_type="bart", is_encoder_decoder=True)
+    assert refusal(lambda: load_config(snapshot), snapshot) == (
+        "model type 'bart': its configuration is that of an encoder-decoder, whose decoder reads what the encoder made "
+        "of another text; expected a decoder alone (is_encoder_decoder: false). It cannot be exported."
+    )
+    edit_json(snapshot / "config.json", is_encoder_decoder=False)
+    assert load_config(snapshot).model_type == "bart"
+
+
 def test_attention_that_is_not_pluggable_is_refused(tmp_path: Path) -> None:
     snapshot = save_snapshot(tmp_path, "gpt_neo", num_layers=2, attention_types=[[["global"], 2]], num_heads=4)
     assert refusal(lambda: load_model(snapshot, "fp32", IMPLEMENTATION), snapshot) == (
         "model type 'gpt_neo': its attention is not pluggable: Transformers chooses among attention classes of the "
         "model's own, and the off-graph cache cannot take their place. It cannot be exported with the off-graph cache."
     )
+
+
+@pytest.fixture
+def seeing(tmp_path: Path) -> Path:
+    """A Gemma 4 that sees and hears, as it is published: its language model is a part of it."""
+    save_snapshot(
+        tmp_path,
+        "gemma4",
+        text_config={
+            **SIZES,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "pad_token_id": 2,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+        vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8},
+        audio_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        image_token_id=256,
+        video_token_id=257,
+        audio_token_id=258,
+    )
+    return tmp_path
+
+
+def test_a_language_model_among_others_is_loaded_with_its_own_weights(seeing: Path) -> None:
+    stored = load_file(seeing / "model.safetensors")
+    loaded = load_model(seeing, "fp32").state_dict()
+    language = [name for name in stored if name.startswith("model.language_model.")]
+    assert language
+    assert all(torch.equal(loaded[name], stored[name]) for name in language)
+    assert load_config(seeing).model_type == "gemma4_text"
+
+
+def test_missing_weights_of_a_language_model_among_others_are_named(seeing: Path) -> None:
+    missing = "model.language_model.layers.1.mlp.up_proj.weight"
+    without(seeing, missing)
+    message = refusal(lambda: load_model(seeing, "fp32"), seeing)
+    assert message.startswith(f"SNAPSHOT: the checkpoint has no matching weights for {missing}; they would be random.")

@@ -28,11 +28,12 @@ class Toy(torch.nn.Module):
         self.body = body
 
     def forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, use_cache: bool, logits_to_keep: int
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, use_cache: bool, logits_to_keep: int | torch.Tensor
     ) -> SimpleNamespace:
         assert not use_cache
         logits = (self.body(input_ids) + position_ids).float().unsqueeze(-1)
-        return SimpleNamespace(logits=logits[:, -logits_to_keep:])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return SimpleNamespace(logits=logits[:, kept])
 
 
 @pytest.mark.parametrize("max_seq_len", [1, 2, 3, 4, 512])
@@ -44,6 +45,27 @@ def test_the_program_admits_one_token_to_the_longest_step(max_seq_len: int) -> N
         tokens, positions = torch.full((1, length), 3), torch.arange(length)
         logits = program.module()(input_ids=tokens, cache_position=positions)
         assert logits.tolist() == [[[3.0 + length - 1]]]
+
+
+@pytest.mark.parametrize("max_seq_len", [1, 2, 3, 4, 512])
+def test_full_logits_are_of_every_token(max_seq_len: int) -> None:
+    program = export_forward(Toy(lambda ids: ids), max_seq_len, "full")
+    for length in {1, max_seq_len}:
+        tokens, positions = torch.full((1, length), 3), torch.arange(length)
+        logits = program.module()(input_ids=tokens, cache_position=positions)
+        assert logits.tolist() == [[[3.0 + position] for position in range(length)]]
+
+
+@pytest.mark.parametrize("max_seq_len", [1, 2, 3, 4, 512])
+def test_any_number_of_rows_is_selected_in_any_order_of_a_step_of_any_length(max_seq_len: int) -> None:
+    program = export_forward(Toy(lambda ids: ids), max_seq_len, "selected")
+    ranges = {(int(found.lower), int(found.upper)) for found in program.range_constraints.values()}
+    assert ranges == (set() if max_seq_len == 1 else {(1, max_seq_len)})
+    for length in {1, max_seq_len}:
+        tokens, positions = torch.full((1, length), 3), torch.arange(length)
+        for rows in ([length - 1], [0], [*range(length)][::-1], [0] * max_seq_len):
+            logits = program.module()(input_ids=tokens, cache_position=positions, logit_rows=torch.tensor(rows))
+            assert logits.tolist() == [[[3.0 + row] for row in rows]]
 
 
 def test_a_longer_step_than_the_longest_is_refused_by_the_program() -> None:
@@ -74,6 +96,31 @@ def refusal(body: Callable[[torch.Tensor], torch.Tensor], max_seq_len: int = 8) 
     with pytest.raises(ExportError) as caught:
         export_forward(Toy(body), max_seq_len)
     return str(caught.value)
+
+
+class Disobedient(Toy):
+    """Is told which rows to keep, and keeps others: the last for all, and all for any others."""
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, use_cache: bool, logits_to_keep: int | torch.Tensor
+    ) -> SimpleNamespace:
+        all_rows = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        return super().forward(input_ids, position_ids, use_cache, 1 if all_rows else 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "returned", "expected"), [("last", "s\\d+", "1"), ("full", "1", "s\\d+"), ("selected", "s\\d+", "s\\d+")]
+)
+def test_a_model_that_keeps_other_rows_than_it_is_asked_for_is_refused(mode: str, returned: str, expected: str) -> None:
+    with pytest.raises(ExportError) as caught:
+        export_forward(Disobedient(lambda ids: ids), 8, mode)
+    found = re.fullmatch(
+        rf"the traced program returns logits \['1', '({returned})', '1'\]; expected \[1, ({expected}), vocab\] for "
+        rf"{mode} logits\. The model's code does not keep the rows that it is asked for\.",
+        str(caught.value),
+    )
+    assert found is not None, caught.value
+    assert found[1] != found[2]
 
 
 def branching(ids: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from pipeline.errors import ExportError
 from pipeline.model.attention import IMPLEMENTATION
 from pipeline.model.forward import OffGraphForward
-from pipeline.model.geometry import geometry_of
+from pipeline.model.geometry import geometry_of, within_context
 from pipeline.model.oracle import OracleCache, active
 from tests.tiny_models import MIXED, SLIDING, VOCAB_SIZE, model
 
@@ -110,6 +110,12 @@ def test_a_cache_of_that_geometry_and_nothing_else_continues_the_text(case: str)
             ends.append(start - 1)
         expected = eager(input_ids=tokens, use_cache=False).logits[0, ends]
     torch.testing.assert_close(torch.stack(rows), expected, rtol=0, atol=1e-4 * float(expected.std()))
+
+
+@pytest.mark.parametrize(("context", "expected"), [(7, [0, 0]), (8, [0, 0]), (9, [0, 8]), (100, [0, 8])])
+def test_a_window_that_no_text_outgrows_is_none(context: int, expected: list[int]) -> None:
+    caches = within_context(geometry_of(model("qwen2", IMPLEMENTATION, **MIXED)), context)
+    assert [cache.window for cache in caches] == expected
 
 
 def refused(model_type: str, what: str) -> str:

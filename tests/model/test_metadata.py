@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from pipeline.contract import CacheGeometry
-from pipeline.model.metadata import constant_methods, end_of_text_ids, start_of_text_id
+from pipeline.model.metadata import constant_methods
 from tests.tiny_models import SPEC
 
 CACHES = [CacheGeometry(num_kv_heads=2, head_dim=16, window=0), CacheGeometry(num_kv_heads=1, head_dim=32, window=8)]
@@ -54,31 +53,3 @@ def test_a_model_without_a_start_token_publishes_none() -> None:
 def test_the_activation_dtype_is_executorchs_code(dtype: str, code: int) -> None:
     methods = constant_methods(replace(SPEC, dtype=dtype), CACHES, vocab_size=1, eos_ids=[1], bos_id=None)
     assert methods["get_activation_dtype"] == code
-
-
-def sources(generation: Any, config: Any, tokenizer: Any) -> tuple[Any, Any]:
-    model = SimpleNamespace(
-        generation_config=SimpleNamespace(eos_token_id=generation),
-        config=SimpleNamespace(eos_token_id=config, bos_token_id=config),
-    )
-    return model, SimpleNamespace(eos_token_id=tokenizer, bos_token_id=tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("generation", "config", "tokenizer", "expected"),
-    [
-        ([106, 1], 1, 107, [1, 106, 107]),
-        (2, [2, 3], None, [2, 3]),
-        (None, None, 0, [0]),
-        (None, None, None, []),
-    ],
-)
-def test_every_source_of_stop_tokens_counts(generation: Any, config: Any, tokenizer: Any, expected: list[int]) -> None:
-    assert end_of_text_ids(*sources(generation, config, tokenizer)) == expected
-
-
-@pytest.mark.parametrize(("config", "tokenizer", "expected"), [(0, 5, 0), (None, 5, 5), (None, None, None)])
-def test_the_configurations_start_token_comes_before_the_tokenizers(
-    config: int | None, tokenizer: int | None, expected: int | None
-) -> None:
-    assert start_of_text_id(*sources(None, config, tokenizer)) == expected

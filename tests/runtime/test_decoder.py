@@ -116,6 +116,151 @@ def test_clear_starts_a_new_text(decoder: Decoder) -> None:
     assert continued(decoder, PROMPT, 5) == first
 
 
+def fed_one_by_one(decoder: Decoder, tokens: Sequence[int]) -> np.ndarray:
+    decoder.clear()
+    *_, logits = decoder.prefill(tokens)
+    return np.array(logits)
+
+
+@pytest.mark.parametrize("taken", [1, 4])
+def test_a_text_that_is_left_early_ends_where_its_reader_is(decoder: Decoder, taken: int) -> None:
+    """The step that runs ahead is not part of the text."""
+    text = decoder.greedy(PROMPT, 8)
+    tokens = [next(text)[0] for _ in range(taken)]
+    assert decoder.position == len(PROMPT) + taken - 1
+    text.close()
+    assert decoder.position == len(PROMPT) + taken - 1
+    found = np.array(decoder.feed([tokens[-1]]))
+    np.testing.assert_allclose(found, fed_one_by_one(decoder, [*PROMPT, *tokens]), atol=1e-4)
+
+
+def test_a_stop_token_is_not_fed_though_the_step_after_it_was_begun(decoder: Decoder) -> None:
+    first, second = continued(decoder, PROMPT, 2)
+    decoder.clear()
+    decoder.contract = replace(decoder.contract, eos_ids=frozenset({second}))
+    assert continued(decoder, PROMPT, 8) == [first, second]
+    assert decoder.position == len(PROMPT) + 1
+    found = np.array(decoder.feed([9]))
+    np.testing.assert_allclose(found, fed_one_by_one(decoder, [*PROMPT, first, 9]), atol=1e-4)
+
+
+def test_a_text_goes_on_after_what_was_fed_in_between(decoder: Decoder) -> None:
+    text = decoder.greedy(PROMPT, 4)
+    first, _ = next(text)
+    decoder.feed([42])
+    _, logits = next(text)
+    found = np.array(logits)
+    np.testing.assert_allclose(found, fed_one_by_one(decoder, [*PROMPT, 42, first]), atol=1e-4)
+
+
+def test_a_text_goes_on_after_its_history_was_cleared_in_between(decoder: Decoder) -> None:
+    text = decoder.greedy(PROMPT, 4)
+    first, _ = next(text)
+    decoder.clear()
+    _, logits = next(text)
+    assert decoder.position == 1
+    np.testing.assert_allclose(np.array(logits), fed_one_by_one(decoder, [first]), atol=1e-4)
+
+
+def test_a_step_that_fails_while_the_next_one_is_under_way_takes_both_back(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = decoder.greedy(PROMPT, 8)
+    tokens = [next(text)[0] for _ in range(6)]
+
+    def broken(token: mx.array) -> int:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("pipeline.runtime.decoder.number_of", broken)
+    found = refusal(DelegateError, lambda: next(text))
+    assert found == f"model.pte failed on {mx.default_device()}: out of memory"
+    assert decoder.position == len(PROMPT) + 5
+    monkeypatch.undo()
+    logits = np.array(decoder.feed([tokens[-1]]))
+    np.testing.assert_allclose(logits, fed_one_by_one(decoder, [*PROMPT, *tokens]), atol=1e-4)
+
+
+def test_where_steps_are_of_one_token_none_runs_ahead_and_the_text_is_the_same(decoder: Decoder) -> None:
+    expected = continued(decoder, PROMPT, 6)
+    decoder.clear()
+    decoder.contract = replace(decoder.contract, max_seq_len=1)
+    assert continued(decoder, PROMPT, 6) == expected
+
+
+def test_the_plain_graph_gives_the_same_text(decoder: Decoder, pte: PteFile) -> None:
+    assert continued(Decoder(pte, fused=False, device=mx.cpu), PROMPT, 6) == continued(decoder, PROMPT, 6)
+
+
+def test_every_mode_decodes_the_same_text(artifact: Callable[[str], Artifact], decoder: Decoder) -> None:
+    expected = continued(decoder, PROMPT, 12)
+    for name in ("full", "selected"):
+        with PteFile.open(artifact(name).pte) as pte:
+            assert continued(Decoder(pte), PROMPT, 12) == expected
+
+
+def rows_one_by_one(decoder: Decoder) -> np.ndarray:
+    decoder.clear()
+    return np.stack([np.array(decoder.feed([token])) for token in PROMPT])
+
+
+def test_a_step_gives_all_the_rows_of_its_mode(artifact: Callable[[str], Artifact], decoder: Decoder) -> None:
+    expected = rows_one_by_one(decoder)
+    cases = {
+        "mixed": ([None, None], [[3], [7]]),
+        "full": ([None, None], [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        "selected": ([[1], [3, 0, 2]], [[1], [7, 4, 6]]),
+        "selected by default": ([None, None], [[3], [7]]),
+    }
+    for name, (selections, positions) in cases.items():
+        with PteFile.open(artifact(name.split()[0]).pte) as pte:
+            decoder = Decoder(pte)
+        for start, selected, rows in zip((0, 4), selections, positions, strict=True):
+            told, logits = decoder.step(PROMPT[start : start + 4], selected)
+            assert told == rows
+            np.testing.assert_allclose(np.array(logits), expected[rows], atol=1e-4)
+
+
+def test_prefill_and_greedy_show_all_the_rows_of_every_step(artifact: Callable[[str], Artifact]) -> None:
+    for name, expected in {"full": range(len(PROMPT) + 2), "selected": [3, 7, 10, 11, 12]}.items():
+        with PteFile.open(artifact(name).pte) as pte:
+            decoder = Decoder(pte)
+        seen: list[int] = []
+        for _ in decoder.greedy(PROMPT, 3, lambda positions, logits, seen=seen: seen.extend(positions)):  # type: ignore[misc]
+            pass
+        assert seen == list(expected)
+
+
+@pytest.mark.parametrize("selected", [[], [4], [-1], [0, 1, 2, 3, 4]])
+def test_rows_that_a_step_does_not_have_are_refused(artifact: Callable[[str], Artifact], selected: list[int]) -> None:
+    with PteFile.open(artifact("selected").pte) as pte:
+        decoder = Decoder(pte)
+    found = refusal(DelegateError, lambda: decoder.step([1, 2, 3], selected))
+    assert found == (
+        f"model.pte: rows {selected} of logits are selected in a step of 3 tokens; expected one or more of 0 to 2."
+    )
+    assert decoder.position == 0
+
+
+def test_rows_are_selected_of_an_artifact_that_lets_them_be(decoder: Decoder) -> None:
+    found = refusal(DelegateError, lambda: decoder.step([1, 2, 3], [0]))
+    assert found == (
+        "model.pte: rows of logits are selected, and it gives last logits. Export it with logits: selected."
+    )
+
+
+@pytest.mark.parametrize(("name", "published", "rows", "expected"), [("mixed", "full", 1, 3), ("full", "last", 3, 1)])
+def test_an_artifact_that_gives_other_rows_than_it_publishes_is_refused(
+    artifact: Callable[[str], Artifact], name: str, published: str, rows: int, expected: int
+) -> None:
+    with PteFile.open(artifact(name).pte) as pte:
+        decoder = Decoder(pte)
+    decoder.contract = replace(decoder.contract, logits=published)
+    assert refusal(DelegateError, lambda: decoder.feed([1, 2, 3])) == (
+        f"model.pte: a step of 3 tokens gave logits [1, {rows}, 260]; expected [1, {expected}, 260] for {published} "
+        "logits. Run pte verify on it."
+    )
+
+
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 2**40])
 def test_a_token_outside_the_vocabulary_is_refused(decoder: Decoder, token: int) -> None:
     found = refusal(DelegateError, lambda: decoder.feed([1, token]))

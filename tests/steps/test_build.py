@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +24,7 @@ from pipeline.pte import PteFile
 from pipeline.runtime.decoder import Decoder
 from pipeline.spec import BuildSpec
 from pipeline.steps import build
+from pipeline.steps.process import run_step
 from pipeline.steps.smoke import distances
 from pipeline.verify import verify
 from tests.tiny_models import (
@@ -31,6 +35,7 @@ from tests.tiny_models import (
     SPEC,
     VOCAB_SIZE,
     Artifact,
+    config,
     edit_json,
     library_warnings_ignored,
     save_snapshot,
@@ -56,6 +61,8 @@ CACHES = {
     "llama-bf16": (flat(), flat()),
     "sliding": (flat(8), flat(8)),
     "mixed": (flat(), flat(8)),
+    "full": (flat(), flat(8)),
+    "selected": (flat(), flat(8)),
 }
 
 
@@ -63,13 +70,14 @@ CACHES = {
 def test_the_contract_is_that_of_the_request_and_the_model(artifact: Artifacts, name: str) -> None:
     made = artifact(name)
     with PteFile.open(made.pte) as pte:
+        assert verify(pte, made.spec) == []
         contract = Contract.read(pte.program.constants(), "model.pte")
     assert contract == Contract(
         max_seq_len=made.spec.max_seq_len,
         max_context_len=64,
         vocab_size=VOCAB_SIZE,
         dtype=made.spec.dtype,
-        logits="last",
+        logits=made.spec.logits,
         caches=CACHES[name],
         eos_ids=frozenset({EOS}),
     )
@@ -112,6 +120,22 @@ def test_every_split_of_a_text_has_the_logits_of_eager_attention(artifact: Artif
     assert distances(forgetful[None], expected[-1:]).max() > 100 * CLOSE, "the comparison could not tell"
 
 
+@pytest.mark.parametrize("name", ["full", "selected"])
+def test_every_row_of_logits_is_that_of_eager_attention(artifact: Artifacts, name: str) -> None:
+    made = artifact(name)
+    expected = eager_logits(made.snapshot, "fp32")
+    with PteFile.open(made.pte) as pte:
+        decoder = Decoder(pte)
+    for chunks in splits(made.spec.max_seq_len):
+        decoder.clear()
+        for length in chunks:
+            step = TEXT[0, decoder.position : decoder.position + length].tolist()
+            selected = [*range(length), 0][::-1][:4] if name == "selected" else None
+            positions, logits = decoder.step(step, selected)
+            assert len(positions) == (min(length + 1, 4) if selected else length)
+            assert distances(np.array(logits), expected[positions]).max() < CLOSE, chunks
+
+
 def test_bfloat16_is_as_near_to_eager_bfloat16_as_that_is_to_float32(artifact: Artifacts) -> None:
     made = artifact("llama-bf16")
     exact, rounded = (eager_logits(made.snapshot, dtype) for dtype in ("fp32", "bf16"))
@@ -128,7 +152,7 @@ def built(snapshot: Path, out: Path, spec: BuildSpec = SPEC) -> Path:
     out.mkdir(exist_ok=True)
     with library_warnings_ignored():
         build.run(spec, snapshot, out, lambda stage: None)
-    assert [file.name for file in out.iterdir()] == ["model.pte"]
+    assert sorted(file.name for file in out.iterdir()) == ["model.pte", "report.json"]
     return out / "model.pte"
 
 
@@ -178,13 +202,113 @@ def test_a_context_beyond_the_model_is_refused_before_anything_is_loaded(tmp_pat
     assert stages == ["importing"]
 
 
-def test_what_the_configuration_rules_out_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_the_limit_of_a_composite_is_its_language_models(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"model_type": "gemma4", "text_config": {"model_type": "gemma4_text", "max_position_embeddings": 96}}
+        )
+    )
+    with pytest.raises(
+        ExportError, match=r"^max_context_len is 128; .* at most 96 positions .* Lower max_context_len to"
+    ):
+        build.run(replace(SPEC, max_context_len=128), tmp_path, tmp_path, lambda stage: None)
+
+
+def test_the_report_tells_where_each_end_is_named_and_what_is_odd(tmp_path: Path) -> None:
+    snapshot = save_snapshot(tmp_path / "snapshot", "llama", num_hidden_layers=1, vocab_size=272)
+    edit_json(snapshot / "generation_config.json", eos_token_id=[EOS, 270])
+    save_tokenizer(snapshot, chat_template="{% for m in messages %}{{ m.content }}<unk>\n{% endfor %}")
+    with PteFile.open(built(snapshot, tmp_path / "out")) as pte:
+        assert Contract.read(pte.program.constants(), "model.pte").eos_ids == {EOS, 3, 270}
+    report = json.loads((tmp_path / "out" / "report.json").read_bytes())
+    del report["proof"]
+    assert report == {
+        "end_of_text": {"generation_config": [EOS, 270], "config": [EOS], "tokenizer": [EOS], "chat_template": [3]},
+        "notes": [
+            "12 of the 272 logits belong to no token of the tokenizer: padding",
+            "the generation config ends a text with token 270, which the tokenizer has not",
+        ],
+    }
+
+
+LONGROPE = {
+    "pad_token_id": 0,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "long_factor": [4.0] * 8,
+        "short_factor": [1.5] * 8,
+    },
+}
+
+RULED_OUT: dict[str, tuple[str, dict[str, Any], str]] = {
+    "softcap": ("gemma2", {"pad_token_id": 0}, "attn_logit_softcapping is 50.0"),
+    "sinks": ("gpt_oss", {}, "its attention has sinks"),
+    "chunked attention": ("llama4_text", {"layer_types": ["chunked_attention"] * 2}, "layer 0 is 'chunked_attention'"),
+    "ALiBi": ("bloom", {}, "its attention adds biases"),
+    "ALiBi as an option": ("mpt", {}, "alibi is true"),
+    "state spaces": ("mamba", {}, "layer 0 is 'linear_attention', which keeps state besides K and V"),
+    "convolutions": ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layer 0 is 'conv', which keeps state"),
+    "an encoder-decoder without a causal LM": ("t5", {}, "it is an encoder-decoder"),
+    "an encoder-decoder with one": ("bart", {}, "its configuration is that of an encoder-decoder"),
+    "frequencies that change": (
+        "phi3",
+        LONGROPE | {"original_max_position_embeddings": 32},
+        "max_context_len is 64; its rope_type 'longrope'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RULED_OUT)
+def test_what_the_configuration_rules_out_is_refused_before_anything_is_loaded(tmp_path: Path, case: str) -> None:
+    """There are no weights, and no tokenizer, to be loaded."""
+    model_type, changes, expected = RULED_OUT[case]
+    config(model_type, **changes).save_pretrained(tmp_path)
     stages: list[str] = []
-    snapshot = save_snapshot(tmp_path, "lfm2", layer_types=["conv", "full_attention"])
-    (snapshot / "model.safetensors").unlink()
-    with pytest.raises(ExportError, match=r"^model type 'lfm2': layer 0 is 'conv', which keeps state besides K and V"):
-        build.run(SPEC, snapshot, tmp_path, stages.append)
+    with pytest.raises(ExportError, match=f"^model type '{model_type}': {re.escape(expected)}"):
+        build.run(SPEC, tmp_path, tmp_path, stages.append)
     assert stages == ["importing"]
+
+
+def test_such_a_refusal_takes_seconds_from_a_cold_start(tmp_path: Path) -> None:
+    """Six and a half on an idle machine, and most of those are the library's imports."""
+    config("gpt_oss").save_pretrained(tmp_path)
+    started = time.monotonic()
+    with pytest.raises(ExportError, match=r"^model type 'gpt_oss': its attention has sinks"):
+        run_step("build", {"spec": SPEC, "snapshot": tmp_path, "out": tmp_path}, tmp_path / "log", lambda stage: None)
+    assert time.monotonic() - started < 20
+
+
+def test_a_program_that_is_not_its_model_ends_the_build_before_it_is_lowered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it would be, were a wide window lost that a rehearsal does not reach."""
+    monkeypatch.setattr("pipeline.model.geometry.geometry_of", lambda _: (flat(), flat()))
+    snapshot = save_snapshot(tmp_path / "snapshot", "mistral", sliding_window=32)
+    stages: list[str] = []
+    with pytest.raises(ExportError, match=r"^model type 'mistral': the exported program was fed a text in steps of "):
+        build.run(SPEC, snapshot, tmp_path, stages.append)
+    assert stages == ["importing", "loading", "rehearsing", "exporting", "proving"]
+    assert [file.name for file in tmp_path.iterdir()] == ["snapshot"]
+
+
+def test_what_was_proven_is_told(tmp_path: Path) -> None:
+    built(save_snapshot(tmp_path / "snapshot", "llama", num_hidden_layers=1), tmp_path / "out")
+    told = json.loads((tmp_path / "out" / build.REPORT).read_text())["proof"]
+    assert told.startswith("The exported program has the model's own logits, at most ")
+    assert " tokens fed in steps of " in told
+    assert "Left out" not in told
+
+
+def test_longrope_is_served_to_the_end_of_its_first_regime(tmp_path: Path) -> None:
+    changes = LONGROPE | {"original_max_position_embeddings": 60}
+    snapshot = save_snapshot(tmp_path / "snapshot", "phi3", **changes)
+    with PteFile.open(built(snapshot, tmp_path / "out", replace(SPEC, max_context_len=60))) as pte:
+        decoder = Decoder(pte)
+    expected = eager_logits(snapshot, "fp32")
+    for chunks in splits(SPEC.max_seq_len):
+        rows, ends = rows_of(decoder, chunks)
+        assert distances(rows, expected[ends]).max() < CLOSE, chunks
 
 
 def sharing(attend: Callable[..., Any]) -> Callable[..., Any]:
@@ -258,8 +382,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Callable[[Path], object], BuildSpe
         {},
         without_stop_tokens,
         SPEC,
-        "neither the generation config, the configuration nor the tokenizer names an end-of-text token; a runner would "
-        "never stop. Add eos_token_id to the model's generation_config.json.",
+        "neither the generation config, the configuration, the tokenizer nor its chat template names an end-of-text "
+        "token; a runner would never stop. Add eos_token_id to the model's generation_config.json.",
+    ),
+    "the tokenizer is another model's": (
+        "llama",
+        {"vocab_size": 200},
+        nothing,
+        SPEC,
+        "the tokenizer's ids go up to 259, and the model's vocabulary ends at 199; expected no higher id, since a "
+        "prompt would read beyond the embedding.",
     ),
     "the context is longer than the model's": (
         "llama",
@@ -297,7 +429,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Callable[[Path], object], BuildSpe
         {"num_local_experts": 4},
         nothing,
         SPEC,
-        "model type 'gpt_oss': attention passes s_aux=a tensor of shape (4,), which the off-graph cache op cannot ",
+        "model type 'gpt_oss': its attention has sinks, which take a share of every softmax, ",
     ),
     "a table of positions is shorter than the context": (
         "roberta",

@@ -10,16 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from pipeline.delegate.ops import OPERATORS
 from pipeline.errors import CacheError, DelegateError, SmokeError
 from pipeline.pte import PteFile
 from pipeline.spec import SmokePrompt, SmokeSpec
 from pipeline.steps import smoke
 from pipeline.steps.smoke import Answer, Feeding, distances
-from tests.tiny_models import ARTIFACTS, Artifact, edit_json, save_tokenizer
+from tests.tiny_models import ARTIFACTS, VOCAB_SIZE, Artifact, edit_json, save_tokenizer
 
 Artifacts = Callable[[str], Artifact]
 
@@ -91,6 +93,53 @@ def test_a_right_artifact_passes_and_the_report_says_what_was_decoded(
     if made.spec.dtype == "fp32":
         assert first["logits_distance"] < 1e-5
         assert first["near_ties"] == other["near_ties"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "num_rows"),
+    [
+        # 29 tokens and 12 decoded, in steps of 4: while they are decoded, fed again, and beyond a window of 8.
+        ("mixed", (8 + 11) + 11 + (3 + 8)),
+        ("full", (29 + 11) + 41 + (12 + 8)),
+        ("selected", (8 + 11) + (6 * 4 - 3 + 5) + (4 + 1 + 4 + 8)),
+    ],
+)
+def test_every_row_that_the_artifact_gives_is_compared(
+    artifact: Artifacts, tmp_path: Path, name: str, num_rows: int
+) -> None:
+    made = artifact(name)
+    (told,) = passed(made.pte, made.snapshot, tmp_path)["prompts"]
+    assert told["logits_rows"] == num_rows
+
+
+def test_a_row_before_the_last_that_is_wrong_fails(
+    artifact: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full logits of which a runner that samples the last row would notice nothing."""
+    multiply = OPERATORS["AddmmNode"]
+
+    def wrong_in_the_second_row(mat1: Any, mat2: Any, **others: Any) -> Any:
+        product = multiply(mat1=mat1, mat2=mat2, **others)
+        if product.shape[-1] == VOCAB_SIZE and product.shape[1] > 1:
+            product[:, 1] *= mx.arange(VOCAB_SIZE)
+        return product
+
+    monkeypatch.setitem(OPERATORS, "AddmmNode", wrong_in_the_second_row)
+    made = artifact("full")
+    assert place_of(failure(made.pte, made.snapshot, tmp_path / "out"))[0] == 1
+
+
+def test_a_selector_that_is_not_obeyed_is_found_though_the_last_row_is_right(
+    artifact: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = OPERATORS["TakeNode"]
+
+    def last_rows(x: Any, index: Any, axis: int) -> Any:
+        return take(x, index, axis) if x.ndim == 2 else x[:, -index.shape[0] :]
+
+    monkeypatch.setitem(OPERATORS, "TakeNode", last_rows)
+    made = artifact("selected")
+    assert place_of(failure(made.pte, made.snapshot, tmp_path / "out"))[0] == 0
 
 
 def test_two_runs_write_the_same_report(artifact: Artifacts, tmp_path: Path) -> None:
@@ -170,6 +219,18 @@ def test_a_missing_window_is_found_though_the_prompts_are_shorter(artifact: Arti
     assert token >= 8
 
 
+@pytest.mark.parametrize(("window", "fed"), [(63, True), (64, False)])
+def test_a_declared_window_that_no_text_outgrows_asks_for_no_longer_text(
+    artifact: Artifacts, tmp_path: Path, window: int, fed: bool
+) -> None:
+    made = artifact("llama")
+    snapshot = Path(shutil.copytree(made.snapshot, tmp_path / "snapshot"))
+    edit_json(snapshot / "config.json", sliding_window=window)
+    (plain,) = passed(made.pte, made.snapshot, tmp_path / "plain")["prompts"]
+    (declaring,) = passed(made.pte, snapshot, tmp_path / "declaring")["prompts"]
+    assert (declaring["logits_rows"] > plain["logits_rows"]) == fed
+
+
 def add_to_first(amount: float) -> Callable[[np.ndarray], None]:
     def change(elements: np.ndarray) -> None:
         elements[0] += amount
@@ -202,7 +263,7 @@ def test_logits_that_are_not_numbers_fail(artifact: Artifacts, tmp_path: Path) -
     made = artifact("llama")
     pte = doctored(made, tmp_path / "model.pte", with_weights("model.norm.weight", make_nan))
     token, apart = place_of(failure(pte, made.snapshot, tmp_path / "out"))
-    assert token == 28
+    assert token == 7, "the last token of the first step"
     assert np.isnan(apart)
 
 
@@ -313,6 +374,9 @@ class TestJudgement:
     def test_distance_is_relative_to_the_references_spread(self) -> None:
         assert distances([[-2.0, 2.0]], [[-1.0, 1.0]]) == pytest.approx([1.0])
         assert distances([[0.0, 0.0]], [[-1.0, 1.0]]) == pytest.approx([1.0])
+
+    def test_logits_that_are_all_equal_are_near_only_to_such(self) -> None:
+        assert distances([[2.0, 2.0], [0.0, 1.0]], [[0.0, 0.0], [3.0, 3.0]]).tolist() == [0.0, np.inf]
 
     def test_the_bound_is_twice_the_models_own_rounding(self) -> None:
         exact, rounded = [[0.0, 0.0, 10.0]], [[0.0, 0.0, 10.1]]

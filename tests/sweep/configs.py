@@ -38,6 +38,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 3,
     "type_vocab_size": 2,
     "is_decoder": True,
+    "is_encoder_decoder": False,
     # windows
     **dict.fromkeys(("sliding_window", "sliding_window_size", "window_size", "attention_window_size"), WINDOW),
     **dict.fromkeys(("attention_chunk_size", "keep_window_size"), WINDOW),
@@ -250,6 +251,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lfm2:attention": {"layer_types": [_FULL] * NUM_LAYERS},
     "lfm2_moe:attention": {"layer_types": [_FULL] * NUM_LAYERS},
     "llama:dynamic": {"rope_parameters": {"rope_type": "dynamic", **_ROPE}, "max_position_embeddings": 8},
+    "llama:dynamic-short": {"rope_parameters": {"rope_type": "dynamic", **_ROPE}},
     "llama:linear": {"rope_parameters": {"rope_type": "linear", **_ROPE}},
     "llama:llama3": {
         "rope_parameters": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_ROPE}
@@ -260,7 +262,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixtral:full": {"sliding_window": None},
     "opt:scaled": {"word_embed_proj_dim": 32, "do_layer_norm_before": False},
     "phi3:full": {"sliding_window": None},
-    "phi3:longrope": {"rope_parameters": {"rope_type": "longrope", **_LONG, **_ROPE}},
+    "phi3:longrope": {
+        "rope_parameters": {"rope_type": "longrope", **_LONG, **_ROPE},
+        "original_max_position_embeddings": 8,
+    },
+    "phi3:longrope-short": {
+        "rope_parameters": {"rope_type": "longrope", **_LONG, **_ROPE},
+        "original_max_position_embeddings": 64,
+    },
     "phimoe:full": {"sliding_window": None},
     "qwen2:full": {"use_sliding_window": False},
     "qwen2_moe:full": {"use_sliding_window": False},
@@ -284,7 +293,7 @@ def _tiny(cls: Any, overrides: Mapping[str, Any]) -> Any:
     from transformers import PreTrainedConfig
 
     fields = {field.name for field in dataclasses.fields(cls)}
-    fields -= {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"is_decoder"}
+    fields -= {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"is_decoder", "is_encoder_decoder"}
     arguments = {name: value for name, value in SIZES.items() if name in fields}
     if "kv_lora_rank" in fields:
         # Latent attention has as many KV heads as heads, and calls the rotated dimensions head_dim.

@@ -153,12 +153,16 @@ def judge(case: Case, directory: Path) -> Result:
     try:
         num_parameters, expected = _reference(case, text, seed, directory)
         result = replace(result, num_parameters=num_parameters)
-        suitability.refuse_unsuitable(checkpoint.load_config(directory))
+        suitability.refuse_unsuitable(checkpoint.load_config(directory), max_context_len=CAPACITY)
         ours = checkpoint.load_model(directory, "fp32", attention.IMPLEMENTATION)
         caches = geometry_of(ours)
         rehearse(ours, caches, max_context_len=CAPACITY)
         result = replace(result, caches=tuple((c.num_kv_heads, c.head_dim, c.window) for c in caches))
-        distance = _distance(_stepped(ours, caches, text), expected)
+        modes = {"last": _last_rows(), "full": list(range(TEXT_LENGTH)), "selected": _reversed_rows()}
+        for mode, rows in modes.items():
+            distance = _distance(_stepped(ours, caches, text, logits=mode), expected[rows])
+            if not distance <= TOLERANCE:
+                break
     except _UnbuildableError as error:
         return replace(result, verdict="unbuildable", detail=_line(error.__cause__ or error))
     except ExportError as error:
@@ -167,7 +171,7 @@ def judge(case: Case, directory: Path) -> Result:
         return replace(result, verdict="crash", detail=f"{type(error).__name__}: {_line(error)}")
     if not distance <= TOLERANCE:
         detail = f"off by {distance:.2g} of the logits' spread"
-        if not _distance(_reloaded(directory, text), expected) <= TOLERANCE:
+        if not _distance(_reloaded(directory, text), expected[_last_rows()]) <= TOLERANCE:
             detail += "; so is the eager model, once it is saved and loaded"
         return replace(result, verdict="wrong", detail=detail)
     tame = [what for what, lost in _controls(ours, caches, text) if not _distance(lost, expected[-1:]) >= EVIDENCE]
@@ -177,7 +181,7 @@ def judge(case: Case, directory: Path) -> Result:
 
 
 def _reference(case: Case, text: torch.Tensor, seed: int, directory: Path) -> tuple[int, torch.Tensor]:
-    """A model with weights that make every part of it matter: how many, and its logits after each step, [steps, vocab].
+    """A model with weights that make every part of it matter: how many, and its logits, [TEXT_LENGTH, vocab].
 
     It is saved to ``directory``.
     """
@@ -199,11 +203,17 @@ def _reference(case: Case, text: torch.Tensor, seed: int, directory: Path) -> tu
         raise _UnbuildableError(f"its logits are {list(logits.shape)} for a text of {TEXT_LENGTH}")
     if not logits.isfinite().all():
         raise _UnbuildableError("its logits are not finite")
-    return model.num_parameters(), logits[_last_rows()]
+    return model.num_parameters(), logits
 
 
 def _last_rows() -> list[int]:
     return [sum(STEPS[: step + 1]) - 1 for step in range(len(STEPS))]
+
+
+def _reversed_rows() -> list[int]:
+    """Every token, those of each step backwards."""
+    starts = [0, *(row + 1 for row in _last_rows())]
+    return [row for start, length in zip(starts, STEPS, strict=False) for row in range(start, start + length)[::-1]]
 
 
 def _randomize(model: torch.nn.Module) -> None:
@@ -233,16 +243,17 @@ def _reloaded(directory: Path, text: torch.Tensor) -> torch.Tensor:
 
 
 def _stepped(
-    model: Any, caches: Sequence[CacheGeometry], text: torch.Tensor, steps: Sequence[int] = STEPS
+    model: Any, caches: Sequence[CacheGeometry], text: torch.Tensor, steps: Sequence[int] = STEPS, logits: str = "last"
 ) -> torch.Tensor:
-    """Logits after each step, [steps, vocab]."""
-    forward, rows, start = OffGraphForward(model), [], 0
+    """The rows of logits of all steps, [rows, vocab]; in mode ``selected``, every token is, backwards in each step."""
+    forward, rows, start = OffGraphForward(model, logits), [], 0
     with torch.no_grad(), active(OracleCache(caches, capacity=CAPACITY)):
         for length in steps:
             positions = torch.arange(start, start + length)
-            rows.append(forward(text[:, positions], positions)[0, -1])
+            selected = (torch.arange(length).flip(0),) if logits == "selected" else ()
+            rows.append(forward(text[:, positions], positions, *selected)[0])
             start += length
-    return torch.stack(rows)
+    return torch.cat(rows)
 
 
 def _controls(model: Any, caches: Sequence[CacheGeometry], text: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

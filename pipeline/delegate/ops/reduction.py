@@ -7,10 +7,15 @@ from typing import Any
 
 import mlx.core as mx
 
+from pipeline.delegate.ops.precision import on_cpu, widened
+
 
 def softmax(x: mx.array, axis: int, precise: bool) -> mx.array:
-    """``precise`` accumulates in float32; the result has the dtype of x."""
-    return mx.softmax(x, axis=axis, precise=precise)
+    """``precise`` accumulates in float32, as it always is on a CPU; the result has the dtype of x.
+
+    MLX adds one by one there: in bfloat16 a sum stops growing at 256 times its terms.
+    """
+    return mx.softmax(x, axis=axis, precise=precise or on_cpu())
 
 
 def log_sum_exp(x: mx.array, axes: tuple[int, ...] | None, keepdims: bool) -> mx.array:
@@ -20,7 +25,8 @@ def log_sum_exp(x: mx.array, axes: tuple[int, ...] | None, keepdims: bool) -> mx
 
 def cumsum(x: mx.array, axis: int, reverse: bool, inclusive: bool) -> mx.array:
     """From the end if ``reverse``; without the element itself, so beginning with 0, unless ``inclusive``."""
-    return mx.cumsum(x, axis=axis, reverse=reverse, inclusive=inclusive)
+    found = mx.cumsum(widened(x), axis=axis, reverse=reverse, inclusive=inclusive)
+    return found.astype(x.dtype) if mx.issubdtype(x.dtype, mx.floating) else found
 
 
 def _reduced(reduce: Callable[..., mx.array]) -> Callable[..., Any]:

@@ -82,6 +82,17 @@ def test_softmax_agrees_with_torch_far_from_zero_too(axis: int, precise: bool) -
     np.testing.assert_allclose(found, torch.softmax(torch.from_numpy(CUBE), axis).numpy(), rtol=1e-3)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float16, 1e-3), (mx.bfloat16, 8e-3)], ids=str)
+def test_long_sums_of_half_precision_do_not_stall(dtype: mx.Dtype, tolerance: float) -> None:
+    """Added up in bfloat16, 1 + 1 + ... ends at 256."""
+    x = mx.ones((2, 4096), dtype)
+    probabilities = OPERATORS["SoftmaxNode"](x=x, axis=-1, precise=False)
+    sums = OPERATORS["CumsumNode"](x=x, axis=-1, reverse=False, inclusive=True)
+    assert probabilities.dtype == sums.dtype == dtype
+    np.testing.assert_allclose(np.array(probabilities.astype(mx.float32)), 1 / 4096, rtol=tolerance)
+    np.testing.assert_allclose(np.array(sums.astype(mx.float32))[0], np.arange(1, 4097), rtol=tolerance)
+
+
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("axis", [0, 1, -1])
