@@ -5,7 +5,7 @@
     ├── FetchError       the model cannot be brought here as pinned
     ├── ExportError      the model cannot be exported and stay right
     ├── LowerError       the exported program cannot become one delegate
-    ├── PteError         a .pte is not a file we can read
+    ├── PteError         a .pte or .ptd is not a file we can read
     ├── VerifyError      a .pte can be read, and what it publishes is wrong
     ├── DelegateError    an MLX graph cannot be loaded or executed
     ├── CacheError       a KV cache refuses a step or a configuration
@@ -49,7 +49,7 @@ class LowerError(PipelineError):
 
 
 class PteError(PipelineError):
-    """The bytes are not a ``.pte`` this reader can trust."""
+    """The bytes are not a ``.pte`` or ``.ptd`` this reader can trust."""
 
 
 class VerifyError(PipelineError):

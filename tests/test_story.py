@@ -148,3 +148,12 @@ def test_what_is_published_is_what_executorch_reads(bundle: Path) -> None:
     assert published["get_n_caches"] == 30
     assert published["get_max_seq_len"] == published["get_prefill_chunk_size"] == 512
     assert published["get_max_context_len"] == published["get_max_ctx_len"] == 2048
+
+
+@pytest.mark.parametrize("mode", ["fused", "plain"])
+def test_loading_takes_the_memory_of_the_weights_and_less_than_a_second(bundle: Path, mode: str) -> None:
+    command = [sys.executable, "-m", "tests.delegate.measured", str(bundle / "model.pte"), mode]
+    measured = json.loads(run(command, ROOT).stdout)
+    assert measured["constants"] > 256 << 20
+    assert measured["both"] <= 1.15 * measured["constants"]
+    assert measured["seconds"] < 1.0

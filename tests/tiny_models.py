@@ -128,11 +128,20 @@ def edit_json(path: Path, *removed: str, **changes: Any) -> None:
 SLIDING = {"sliding_window": 8}
 MIXED = {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
 
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
 ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
     "llama": ("llama", {}, replace(SPEC, max_seq_len=8)),
     "llama-bf16": ("llama", {}, replace(SPEC, dtype="bf16", max_seq_len=8)),
     "sliding": ("mistral", SLIDING, SPEC),
     "mixed": ("qwen2", MIXED, SPEC),
+    # What the executor's fused graph is held against the plain one on.
+    "query-key-norms": ("qwen3", {}, replace(SPEC, dtype="bf16")),
+    "two-tables": ("gemma3_text", {"sliding_window": 8, "num_hidden_layers": 6, "sliding_window_pattern": 3}, SPEC),
+    "rotated-in-part": ("phi3", {"partial_rotary_factor": 0.5}, SPEC),
+    "split-heads": ("gpt_neox", {"rotary_pct": 0.25}, SPEC),
+    "scaled-tables": ("llama", {"rope_parameters": YARN}, SPEC),
+    "shared-caches": ("gemma3n_text", {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 8}, SPEC),
     "full": ("qwen2", MIXED, replace(SPEC, logits="full")),
     "selected": ("qwen2", MIXED, replace(SPEC, logits="selected")),
 }

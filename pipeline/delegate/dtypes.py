@@ -6,10 +6,16 @@ and quantized types have no place in an MLX graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, cast
+
 import mlx.core as mx
-import numpy as np
 
 from pipeline.errors import DelegateError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 BY_NAME: dict[str, mx.Dtype] = {
     "uint8": mx.uint8,
@@ -23,6 +29,8 @@ BY_NAME: dict[str, mx.Dtype] = {
     "bfloat16": mx.bfloat16,
     "uint32": mx.uint32,
 }
+
+PIECE_BYTES = 4 << 20
 
 BY_CODE: dict[int, mx.Dtype] = {
     0: mx.uint8,
@@ -52,16 +60,28 @@ def of_code(code: int) -> mx.Dtype:
     return BY_CODE[code]
 
 
-def array_from_bytes(data: memoryview, shape: tuple[int, ...], name: str, what: str) -> mx.array:
-    """A row-major array over ``data``, which may be longer than needed, never shorter."""
+def array_from_bytes(
+    data: memoryview, shape: tuple[int, ...], name: str, what: str, read: Callable[[int], None] = lambda _: None
+) -> mx.array:
+    """A row-major array of a copy of ``data``, which may be longer than needed, never shorter.
+
+    ``read`` is told the number of bytes after every piece that has been copied, at most ``PIECE_BYTES`` long.
+    """
     dtype = of_name(name, what)
-    # numpy has no bfloat16: its two bytes travel as uint16.
-    carrier = np.dtype(np.uint16 if name == "bfloat16" else name)
-    count = int(np.prod(shape, dtype=np.int64))
-    if len(data) < count * carrier.itemsize:
+    # Not in numpy's integers, which a damaged shape overflows.
+    size_bytes = prod(shape) * dtype.size
+    if len(data) < size_bytes:
         raise DelegateError(
-            f"{what} has {len(data)} bytes; its shape {list(shape)} of {name} needs {count * carrier.itemsize}. "
-            "The file is damaged."
+            f"{what} has {len(data)} bytes; its shape {list(shape)} of {name} needs {size_bytes}. The file is damaged."
         )
-    array = mx.array(np.frombuffer(data, dtype=carrier, count=count).reshape(shape))
-    return array.view(dtype) if name == "bfloat16" else array
+    # Evaluated, it has a buffer of its own that nothing has read yet.
+    array = mx.zeros(shape, dtype, stream=mx.cpu)
+    mx.eval(array)
+    if size_bytes:
+        # numpy, which has no bfloat16, is not needed: bytes are bytes.
+        buffer = memoryview(cast("Buffer", array)).cast("B")
+        for start in range(0, size_bytes, PIECE_BYTES):
+            piece = data[start : min(start + PIECE_BYTES, size_bytes)]
+            buffer[start : start + len(piece)] = piece
+            read(len(piece))
+    return array

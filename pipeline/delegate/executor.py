@@ -6,12 +6,15 @@ Knows the container, the graph and the cache's interface; does not know language
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from pipeline.delegate import dtypes
-from pipeline.delegate.body import body_of
+from pipeline.delegate.arrays import Array, to_mlx
+from pipeline.delegate.body import Body, body_of
+from pipeline.delegate.constants import Constants
 from pipeline.delegate.fuse import fused as fused_body
 from pipeline.delegate.ops import OPERATORS, metal
 from pipeline.delegate.ops.attention import Cache, UpdateAndAttend
@@ -20,9 +23,19 @@ from pipeline.delegate.ops.fused import OPERATORS as FUSED
 from pipeline.delegate.plan import FAILURES, Call, Operator, Slots, plan_chain
 from pipeline.delegate.straight import StraightLine
 from pipeline.errors import DelegateError
-from pipeline.pte import Delegate, Method, PteFile, Slot, TensorValue, parse_mlx_payload
+from pipeline.pte import Delegate, Method, PteFile, TensorValue, parse_mlx_payload
+from pipeline.pte.flatbuffer import quoted, shown
 
 BACKEND_ID = "MLXBackend"
+
+
+def find_method(pte: PteFile, name: str) -> Method:
+    """Raises DelegateError, with the names there are, when there is none."""
+    method = pte.program.methods.get(name)
+    if method is None:
+        there_are = ", ".join(map(shown, pte.program.executable)) or "none to execute"
+        raise DelegateError(f"{pte.path.name} has no method {quoted(name)}; it has {there_are}.")
+    return method
 
 
 class Execution:
@@ -74,7 +87,8 @@ class MlxMethod:
     shape than the method declares, and CacheError when the cache refuses the step.
 
     Nodes that are one MLX primitive together are computed as that; ``fused=False`` executes the graph as it is written,
-    node by node. ``device`` is where MLX computes, its default device unless given.
+    node by node. ``device`` is where MLX computes, its default device unless given. Methods given the same
+    ``constants`` have in common all but their buffers and cache.
     """
 
     def __init__(
@@ -85,46 +99,61 @@ class MlxMethod:
         *,
         fused: bool = True,
         device: mx.Device | None = None,
+        constants: Constants | None = None,
     ) -> None:
-        self.where = f"{pte.path.name}: {name}"
+        self.where = f"{pte.path.name}: {shown(name)}"
         self.under_way: Execution | None = None
         self._cache = cache
         self.device = mx.default_device() if device is None else device
-        if self.device == mx.gpu and not mx.is_available(self.device):
+        if not mx.is_available(self.device):
             raise DelegateError(f"{self.where} is to run on {self.device}, which MLX does not have here. Use mx.cpu.")
-        method = pte.program.methods.get(name)
-        if method is None:
-            raise DelegateError(f"{pte.path.name} has no method '{name}'; it has {', '.join(pte.program.methods)}.")
+        method = find_method(pte, name)
         delegate, arguments = self._only_delegate(method)
-        self._graph = parse_mlx_payload(delegate.payload)
+        shared = Constants(pte) if constants is None else constants
+        self._graph = shared.once((name, "graph"), lambda: parse_mlx_payload(delegate.payload))
         self._bind_signature(method, arguments)
         with mx.stream(self.device):
-            self._load(pte, fused)
+            self._load(shared, name, fused)
 
-    def _load(self, pte: PteFile, fused: bool) -> None:
+    def _load(self, shared: Constants, name: str, fused: bool) -> None:
         graph = self._graph
         metal.refuse_elsewhere(graph, self.where)
-        slots = Slots(graph.num_tensors, graph.num_values)
-        slots.tensors[: graph.num_constant_tensors] = self._constants(pte)
-        slots.tensors[graph.mutable_tids.start : graph.mutable_tids.stop] = self._zeros()
         operators: dict[str, Operator] = {**OPERATORS, "UpdateAndAttendNode": UpdateAndAttend(self._cache)}
+        plan = plan_chain(graph, graph.main_chain, operators)
+        prepare = partial(self._prepared, shared, operators, fused)
+        self._fresh, constants, body = shared.once((name, fused, str(self.device)), prepare)
+        self._buffers = self._fresh
+        if body is None:
+            self._run = self._node_by_node(plan, constants)
+        else:
+            self._run = StraightLine(body, {**operators, **FUSED})
+
+    def _prepared(
+        self, shared: Constants, operators: dict[str, Operator], fused: bool
+    ) -> tuple[list[mx.array], list[mx.array], Body | None]:
+        """What no call changes: fresh buffers, constants, and the body that is made of them where there is one."""
+        graph = self._graph
+        slots = Slots(graph.num_tensors, graph.num_values)
+        slots.tensors[: graph.num_constant_tensors] = shared.of(graph, self.where)
+        slots.tensors[graph.mutable_tids.start : graph.mutable_tids.stop] = self._zeros()
         if graph.init_chain is not None:
             for call in plan_chain(graph, graph.init_chain, operators, init=True):
                 call(slots)
         constants = slots.tensors[: graph.num_constant_tensors]
-        self._fresh = self._buffers = slots.tensors[graph.mutable_tids.start : graph.mutable_tids.stop]
-        self.evaluated(mx.eval, constants, self._buffers)
-        plan = plan_chain(graph, graph.main_chain, operators)
+        fresh = slots.tensors[graph.mutable_tids.start : graph.mutable_tids.stop]
+        self.evaluated(mx.eval, constants, fresh)
         body = body_of(graph, constants, self._output_slots) if fused else None
         if body is None:
-            self._run = self._node_by_node(plan, constants)
-        else:
-            on_gpu = self.device == mx.gpu
-            self._run = StraightLine(fused_body(body, operators, on_gpu=on_gpu), {**operators, **FUSED})
+            return fresh, constants, None
+        # The body holds those of the constants that it reads.
+        return fresh, [], fused_body(body, operators, on_gpu=self.device == mx.gpu)
 
-    def __call__(self, *arrays: mx.array) -> list[mx.array]:
-        """One execution. int64 token ids and positions go in as they are; outputs have the method's dtypes."""
-        return self.begin(*arrays).finish()
+    def __call__(self, *arrays: Array) -> list[mx.array]:
+        """One execution, of MLX, numpy or torch arrays; outputs have the method's dtypes.
+
+        Nothing is converted to another dtype: int64 token ids and positions go in as they are.
+        """
+        return self.begin(*(to_mlx(array, f"{self.where}: input {i}") for i, array in enumerate(arrays))).finish()
 
     def begin(self, *arrays: mx.array) -> Execution:
         """One execution, recorded and neither computed nor committed. An open one is abandoned."""
@@ -194,20 +223,23 @@ class MlxMethod:
             sizes = tuple(size for size in shape if size is not None)
             dtype = dtypes.of_name(meta.dtype, f"{self.where}: mutable buffer {tid}")
             check_allocation(f"{self.where}: mutable buffer {tid}", sizes, dtype)
-            buffers.append(mx.zeros(sizes, dtype))
+            # One zero seen everywhere takes no memory, and a call that writes makes a buffer of its own.
+            buffers.append(mx.broadcast_to(mx.zeros((), dtype), sizes))
         return buffers
 
     def _only_delegate(self, method: Method) -> tuple[Delegate, tuple[int, ...]]:
         """The delegate that is the whole body of the method, and the values that it is handed."""
+        if method.is_constant:
+            raise DelegateError(f"{self.where} has nothing to execute: it publishes a value, which the program holds.")
         calls = method.instructions
         if len(calls) != 1 or calls[0].kind != "delegate_call" or len(method.delegates) != 1:
-            left_out = sorted({call.operator or call.kind for call in calls if call.kind != "delegate_call"})
+            left_out = sorted({shown(call.operator or call.kind) for call in calls if call.kind != "delegate_call"})
             raise DelegateError(
                 f"{self.where} has {len(method.delegates)} delegates and operators outside them "
                 f"({', '.join(left_out) or 'none'}); expected one MLX delegate and nothing else."
             )
         if method.delegates[0].id != BACKEND_ID:
-            raise DelegateError(f"{self.where} is delegated to {method.delegates[0].id}; expected {BACKEND_ID}.")
+            raise DelegateError(f"{self.where} is delegated to {shown(method.delegates[0].id)}; expected {BACKEND_ID}.")
         return method.delegates[0], calls[0].args
 
     def _bind_signature(self, method: Method, arguments: tuple[int, ...]) -> None:
@@ -235,23 +267,11 @@ class MlxMethod:
         for slot in (*slots.values(), *self._output_slots):
             if slot.kind != "tensor":
                 raise DelegateError(f"{self.where} takes or returns a plain {slot.kind}; this executor passes tensors.")
-
-    def _constants(self, pte: PteFile) -> list[mx.array]:
-        graph = self._graph
-        arrays = []
-        for tid in graph.constant_tids:
-            key, meta = graph.names.get(Slot("tensor", tid)), graph.meta(tid)
-            if key is None or meta is None:
-                raise DelegateError(f"{self.where}: constant {tid} has no name or no shape. The file is damaged.")
-            what = f"{self.where}: constant '{key}'"
-            if key not in pte.named_data:
-                raise DelegateError(f"{what} is not among the file's named data. The file is damaged.")
-            shape = [dim.value for dim in meta.shape]
-            if None in shape:
-                raise DelegateError(f"{what} has a dynamic shape; a constant's is static. The file is damaged.")
-            sizes = tuple(size for size in shape if size is not None)
-            arrays.append(dtypes.array_from_bytes(pte.named_data[key], sizes, meta.dtype, what))
-        return arrays
+        if sorted(slot.idx for slot in slots.values()) != list(graph.input_tids):
+            raise DelegateError(
+                f"{self.where} does not hand its delegate each of its {graph.num_input_tensors} inputs. "
+                "The file is damaged."
+            )
 
     def _tensor(self, value: object) -> TensorValue:
         if not isinstance(value, TensorValue):

@@ -10,9 +10,10 @@ and rounded once, and the product of an activation, of which one compiled kernel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -250,6 +251,98 @@ def quantized_product(step: Step, made: Made) -> list[Step] | None:
     return [*widen, replace(step, name="WidenedMatmulNode", fields={**step.fields, **wide, "narrow": narrow.pop()})]
 
 
+def side_by_side(body: Body) -> Body:
+    """Products of one array with several constant matrices are one product with all their columns, cut up again.
+
+    Query, key and value, and gate and up: at one token a GPU spends its time on starting kernels. The matrices are
+    copied once, at load. Each column is the same sum.
+    """
+    groups: dict[tuple[Ref, Any, int], list[Step]] = {}
+    for step in body.steps:
+        if step.name == "AddmmNode" and step.fields["bias"] is None:
+            weight = body.constants.get(step.fields["mat2"])
+            if weight is not None and weight.ndim == 2:
+                groups.setdefault((step.fields["mat1"], weight.dtype, weight.shape[0]), []).append(step)
+    fresh = body.fresh()
+    constants = dict(body.constants)
+    instead: dict[Ref, list[Step]] = {}
+    for (x, _, _), group in groups.items():
+        if len(group) < 2:
+            continue
+        weights = [constants[step.fields["mat2"]] for step in group]
+        # The rows of a file's weight are these columns: kept together, as they were.
+        joined = mx.concatenate([weight.T for weight in weights], axis=0).T
+        mx.eval(joined)
+        columns, product = Tid(next(fresh)), Tid(next(fresh))
+        constants[columns] = joined
+        first = group[0]
+        outs = tuple(step.out for step in group)
+        cuts = {"x": product, "sizes": tuple(weight.shape[1] for weight in weights), "axis": -1}
+        instead |= {step.out: [] for step in group}
+        instead[first.out] = [
+            replace(first, fields={**first.fields, "mat1": x, "mat2": columns}, outs=(product,)),
+            Step("SplitNode", cuts, outs, first.place, several=True),
+        ]
+    steps = [each for step in body.steps for each in instead.get(step.outs[0], [step])]
+    return replace(body, constants=constants).with_steps(steps, {})
+
+
+def rotated_together(body: Body) -> Body:
+    """Keys rotated as the queries beside them, cut from one product: one rotation of all heads, cut up again."""
+    by = {out: step for step in body.steps for out in step.outs}
+    reads = Counter([ref for step in body.steps for ref in step.reads()] + list(body.results))
+    groups: dict[Any, list[tuple[int, Step]]] = {}
+    for step in body.steps:
+        path = _head_path(step, by, reads)
+        if path is not None:
+            cut, shape, part = path
+            alike = tuple(step.fields[name] for name in ("start", "divisors", "factor", "table_type"))
+            groups.setdefault((cut.outs, shape, alike), []).append((cut.outs.index(part), step))
+    fresh = body.fresh()
+    instead: dict[Ref, list[Step]] = {}
+    for (outs, shape, _), group in groups.items():
+        if len(group) != 2 or group[1][0] != group[0][0] + 1:
+            continue
+        (first, queries), (second, keys) = group
+        cut = by[outs[0]]
+        sizes = cut.fields["sizes"]
+        both, heads, turned, rotated = (Tid(next(fresh)) for _ in range(4))
+        merged = (*sizes[:first], sizes[first] + sizes[second], *sizes[second + 1 :])
+        instead[outs[0]] = [
+            replace(cut, fields={**cut.fields, "sizes": merged}, outs=(*outs[:first], both, *outs[second + 1 :]))
+        ]
+        counts = tuple(size // shape[-1] for size in sizes[first : second + 1])
+        instead[keys.out] = []
+        instead[queries.out] = [
+            Step("ReshapeNode", {"x": both, "shape": shape}, (heads,), queries.place),
+            Step("TransposeNode", {"x": heads, "perm": (0, 2, 1, 3)}, (turned,), queries.place),
+            replace(queries, fields={**queries.fields, "x": turned}, outs=(rotated,)),
+            Step("SplitNode", {"x": rotated, "sizes": counts, "axis": 1}, (queries.out, keys.out), queries.place, True),
+        ]
+    return body.with_steps([each for step in body.steps for each in instead.get(step.outs[0], [step])], {})
+
+
+def _head_path(step: Step, by: dict[Ref, Step], reads: Counter[Ref]) -> tuple[Step, Any, Ref] | None:
+    """Where a rotation's heads come from: a cut of a product, and how it becomes [1, heads, T, head_dim]."""
+    if step.name != "RopeByTablesNode":
+        return None
+    turned = by.get(step.fields["x"])
+    if turned is None or turned.name != "TransposeNode" or turned.fields["perm"] != (0, 2, 1, 3):
+        return None
+    heads = by.get(turned.fields["x"])
+    if heads is None or heads.name != "ReshapeNode":
+        return None
+    shape, part = heads.fields["shape"], heads.fields["x"]
+    cut = by.get(part)
+    if cut is None or cut.name != "SplitNode" or cut.fields["axis"] != -1 or len(cut.fields["sizes"]) != len(cut.outs):
+        return None
+    once = all(reads[ref] == 1 for ref in (part, heads.out, turned.out))
+    known = len(shape) == 4 and shape[2] == -1 and isinstance(shape[3], int) and shape[3] > 0
+    if not once or not known or any(not isinstance(size, int) or size % shape[3] for size in cut.fields["sizes"]):
+        return None
+    return cut, shape, part
+
+
 EXACT: tuple[Rule, ...] = (identity, positions)
 ON_CPU: tuple[Rule, ...] = (rotation, quantized_product)
 ON_GPU: tuple[Rule, ...] = (rope, rotation, activated_product)
@@ -260,7 +353,8 @@ def fused(body: Body, operators: Mapping[str, Operator], *, on_gpu: bool) -> Bod
     body = folded(body, operators)
     for rule in (*EXACT, *(ON_GPU if on_gpu else ON_CPU)):
         body = _applied(rule, body)
-    return _shared(folded(_shared(body), {**operators, **FUSED}))
+    body = _shared(folded(_shared(body), {**operators, **FUSED}))
+    return rotated_together(side_by_side(body)) if on_gpu else body
 
 
 def _applied(rule: Rule, body: Body) -> Body:

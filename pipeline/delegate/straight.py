@@ -43,7 +43,7 @@ class StraightLine:
         self._places: dict[int, str] = {}
         self._scope: dict[str, Any] = {}
         self._names: dict[int, str] = {}
-        self._body = body
+        self.body = body
         source = "\n".join(self._lines(operators))
         code = compile(source, f"<{len(body.steps)} steps>", "exec")
         exec(code, self._scope)
@@ -64,7 +64,7 @@ class StraightLine:
         return "the graph" if trace is None else self._places[trace.tb_lineno]
 
     def _lines(self, operators: Mapping[str, Operator]) -> list[str]:
-        body = self._body
+        body = self.body
         for ref, value in body.constants.items():
             self._scope[_local(ref)] = value
         last_reader = {ref: index for index, step in enumerate(body.steps) for ref in (*step.outs, *step.reads())}

@@ -63,6 +63,11 @@ def quoted(text: str) -> str:
     return repr(text if len(text) <= 80 else f"{text[:80]}…")
 
 
+def shown(text: str) -> str:
+    """The same without quotes, where the text needs none to be read."""
+    return text if text.isprintable() and 0 < len(text) <= 80 else quoted(text)
+
+
 class Malformed(Exception):  # noqa: N818 - becomes a PteError before anyone sees it
     """What is wrong with a value, collecting the path to it on the way up. ``make`` may raise it."""
 

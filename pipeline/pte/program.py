@@ -200,6 +200,11 @@ class Program:
     methods: dict[str, Method]
     name: str = "program"
 
+    @property
+    def executable(self) -> tuple[str, ...]:
+        """The names of methods that do something: all but constant ones."""
+        return tuple(name for name, method in self.methods.items() if not method.is_constant)
+
     def constants(self) -> dict[str, Any]:
         """What each constant method publishes, in the representation shown at the top of this module."""
         return {

@@ -12,8 +12,9 @@ import mlx.core as mx
 
 from pipeline.contract import SCALAR_TYPE, Contract
 from pipeline.delegate.dtypes import BY_CODE
-from pipeline.delegate.executor import Execution, MlxMethod
+from pipeline.delegate.executor import Execution
 from pipeline.delegate.plan import FAILURES
+from pipeline.delegate.program import Program
 from pipeline.errors import CacheError, DelegateError
 from pipeline.pte import PteFile
 from pipeline.runtime.kv_cache import KVCache
@@ -30,10 +31,12 @@ class Decoder:
     """The artifact's ``forward`` with a cache bound to it, and the position where the next token goes.
 
     The cache is built from what the file publishes alone: geometry, largest step, context length and activation dtype.
-    ``fused`` and ``device`` are those of ``MlxMethod``.
+    ``fused`` and ``device`` are those of ``MlxMethod``. Decoders of one ``Program`` share its constants.
     """
 
-    def __init__(self, pte: PteFile, *, fused: bool = True, device: mx.Device | None = None) -> None:
+    def __init__(self, source: Program | PteFile, *, fused: bool = True, device: mx.Device | None = None) -> None:
+        program = source if isinstance(source, Program) else Program(source)
+        pte = program.pte
         self.contract = Contract.read(pte.program.constants(), pte.path.name)
         self._where = pte.path.name
         self._cache = KVCache(
@@ -42,7 +45,7 @@ class Decoder:
             max_write=self.contract.max_seq_len,
             dtype=BY_CODE[SCALAR_TYPE[self.contract.dtype]],
         )
-        self._forward = MlxMethod(pte, cache=self._cache, fused=fused, device=device)
+        self._forward = program.method(cache=self._cache, fused=fused, device=device)
 
     @property
     def position(self) -> int:
@@ -50,7 +53,9 @@ class Decoder:
         return self._cache.length
 
     def clear(self) -> None:
-        """Forgets the history."""
+        """Forgets the history, and a step under way."""
+        if self._forward.under_way is not None:
+            self._forward.under_way.abandon()
         self._cache.clear()
 
     def feed(self, ids: Sequence[int], seen: Seen = _unseen) -> mx.array:
@@ -133,8 +138,9 @@ class Decoder:
                 if chosen in self.contract.eos_ids or not remaining:
                     return
                 if following is not None and following.step.is_open:
-                    seen([self.position], following.step.outputs[0][0])
+                    fed = self.position
                     following.step.commit()
+                    seen([fed], following.logits[None])
                     logits, token = following.logits, following.token
                 elif self._cache.can_extend():
                     # Nothing runs ahead, or the caller has used the decoder in between.
@@ -169,7 +175,7 @@ class Decoder:
         """The step after the one that chooses ``token``, begun before MLX knows what that is.
 
         None if it could not be taken back: where steps are of one token, a ring has lost what the step before needs.
-        An index of the largest logit is inside the vocabulary, since the logits are as many.
+        The index of the largest of as many logits as there are tokens is inside the vocabulary.
         """
         if self.contract.max_seq_len < 2 or self._forward.has_buffers:
             return None
@@ -187,11 +193,16 @@ class Decoder:
     def _waited_for(self, token: mx.array, sound: int) -> int:
         """The token's number. If the step that chooses it failed, the history is again its first ``sound`` tokens."""
         try:
-            return cast(int, token.item())
+            return number_of(token)
         except FAILURES as error:
             self._cache.abandon_step()
             self._cache.rewind(sound)
             raise DelegateError(f"{self._where} failed on {self._forward.device}: {error}") from error
+
+
+def number_of(token: mx.array) -> int:
+    """The one element; waits for MLX to have computed it."""
+    return cast(int, token.item())
 
 
 class _Following(NamedTuple):

@@ -61,6 +61,22 @@ def test_bytes_that_are_too_few_are_refused_and_more_are_left_alone() -> None:
         dtypes.array_from_bytes(data, (3, 2), "float32", "x")
 
 
+def test_a_shape_whose_size_no_machine_integer_holds_is_refused() -> None:
+    """In 64 bits, this many elements are none."""
+    expected = f"x has 16 bytes; its shape [65536, 65536, 65536, 65536] of int8 needs {2**64}. The file is damaged."
+    with pytest.raises(DelegateError, match=f"^{re.escape(expected)}$"):
+        dtypes.array_from_bytes(memoryview(bytes(16)), (1 << 16,) * 4, "int8", "x")
+
+
+def test_a_large_array_is_copied_in_pieces() -> None:
+    count = 2 * dtypes.PIECE_BYTES // 4 + 5
+    data = np.arange(count, dtype=np.int32)
+    pieces: list[int] = []
+    array = dtypes.array_from_bytes(memoryview(data.tobytes()), (count,), "int32", "x", pieces.append)
+    assert pieces == [dtypes.PIECE_BYTES, dtypes.PIECE_BYTES, 20]
+    assert np.array_equal(np.array(array), data)
+
+
 def test_the_array_does_not_follow_later_changes_to_the_bytes() -> None:
     data = bytearray(4)
     array = dtypes.array_from_bytes(memoryview(data), (4,), "uint8", "x")

@@ -116,6 +116,81 @@ def test_clear_starts_a_new_text(decoder: Decoder) -> None:
     assert continued(decoder, PROMPT, 5) == first
 
 
+def fed_one_by_one(decoder: Decoder, tokens: Sequence[int]) -> np.ndarray:
+    decoder.clear()
+    *_, logits = decoder.prefill(tokens)
+    return np.array(logits)
+
+
+@pytest.mark.parametrize("taken", [1, 4])
+def test_a_text_that_is_left_early_ends_where_its_reader_is(decoder: Decoder, taken: int) -> None:
+    """The step that runs ahead is not part of the text."""
+    text = decoder.greedy(PROMPT, 8)
+    tokens = [next(text)[0] for _ in range(taken)]
+    assert decoder.position == len(PROMPT) + taken - 1
+    text.close()
+    assert decoder.position == len(PROMPT) + taken - 1
+    found = np.array(decoder.feed([tokens[-1]]))
+    np.testing.assert_allclose(found, fed_one_by_one(decoder, [*PROMPT, *tokens]), atol=1e-4)
+
+
+def test_a_stop_token_is_not_fed_though_the_step_after_it_was_begun(decoder: Decoder) -> None:
+    first, second = continued(decoder, PROMPT, 2)
+    decoder.clear()
+    decoder.contract = replace(decoder.contract, eos_ids=frozenset({second}))
+    assert continued(decoder, PROMPT, 8) == [first, second]
+    assert decoder.position == len(PROMPT) + 1
+    found = np.array(decoder.feed([9]))
+    np.testing.assert_allclose(found, fed_one_by_one(decoder, [*PROMPT, first, 9]), atol=1e-4)
+
+
+def test_a_text_goes_on_after_what_was_fed_in_between(decoder: Decoder) -> None:
+    text = decoder.greedy(PROMPT, 4)
+    first, _ = next(text)
+    decoder.feed([42])
+    _, logits = next(text)
+    found = np.array(logits)
+    np.testing.assert_allclose(found, fed_one_by_one(decoder, [*PROMPT, 42, first]), atol=1e-4)
+
+
+def test_a_text_goes_on_after_its_history_was_cleared_in_between(decoder: Decoder) -> None:
+    text = decoder.greedy(PROMPT, 4)
+    first, _ = next(text)
+    decoder.clear()
+    _, logits = next(text)
+    assert decoder.position == 1
+    np.testing.assert_allclose(np.array(logits), fed_one_by_one(decoder, [first]), atol=1e-4)
+
+
+def test_a_step_that_fails_while_the_next_one_is_under_way_takes_both_back(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = decoder.greedy(PROMPT, 8)
+    tokens = [next(text)[0] for _ in range(6)]
+
+    def broken(token: mx.array) -> int:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("pipeline.runtime.decoder.number_of", broken)
+    found = refusal(DelegateError, lambda: next(text))
+    assert found == f"model.pte failed on {mx.default_device()}: out of memory"
+    assert decoder.position == len(PROMPT) + 5
+    monkeypatch.undo()
+    logits = np.array(decoder.feed([tokens[-1]]))
+    np.testing.assert_allclose(logits, fed_one_by_one(decoder, [*PROMPT, *tokens]), atol=1e-4)
+
+
+def test_where_steps_are_of_one_token_none_runs_ahead_and_the_text_is_the_same(decoder: Decoder) -> None:
+    expected = continued(decoder, PROMPT, 6)
+    decoder.clear()
+    decoder.contract = replace(decoder.contract, max_seq_len=1)
+    assert continued(decoder, PROMPT, 6) == expected
+
+
+def test_the_plain_graph_gives_the_same_text(decoder: Decoder, pte: PteFile) -> None:
+    assert continued(Decoder(pte, fused=False, device=mx.cpu), PROMPT, 6) == continued(decoder, PROMPT, 6)
+
+
 def test_every_mode_decodes_the_same_text(artifact: Callable[[str], Artifact], decoder: Decoder) -> None:
     expected = continued(decoder, PROMPT, 12)
     for name in ("full", "selected"):

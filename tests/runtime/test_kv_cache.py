@@ -331,3 +331,48 @@ def test_committing_without_a_step_changes_nothing() -> None:
     assert cache.length == 0
     assert cache.can_extend(64)
     assert not cache.can_extend(65)
+
+
+def test_rewinding_and_feeding_again_is_as_if_the_tokens_had_never_been() -> None:
+    layers, others = texts(MIXED, 9), texts(MIXED, 12, seed=50)
+    cache = cache_of(MIXED)
+    fed(cache, layers, [4, 4, 1])
+    assert cache.rewind(6)
+    assert cache.length == 6
+    joined = [
+        Text(**{name: np.concatenate([getattr(a, name)[:, :, :6], getattr(b, name)[:, :, 6:]], 2) for name in "qkv"})
+        for a, b in zip(layers, others, strict=True)
+    ]
+    for layer_id, (geometry, text) in enumerate(zip(MIXED, joined, strict=True)):
+        expected = dense(text, geometry.window, torch.float32)[:, :, 6:9]
+        np.testing.assert_allclose(step(cache, layer_id, text, 6, 3), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_what_a_ring_has_overwritten_cannot_be_rewound_to() -> None:
+    cache = cache_of([RING])
+    fed(cache, texts([RING], 20), [4] * 5)
+    assert not cache.rewind(15)
+    assert cache.length == 20
+    assert cache.rewind(17)
+    assert not cache.rewind(15), "a second time counts from the furthest that was written"
+    assert cache.rewind(16)
+
+
+def test_only_tokens_that_are_there_can_be_rewound_to() -> None:
+    cache = cache_of([FLAT])
+    fed(cache, texts([FLAT], 8), [4, 4])
+    assert not cache.rewind(9)
+    assert not cache.rewind(-1)
+    assert cache.rewind(8)
+    assert cache.rewind(0)
+    assert cache.length == 0
+
+
+def test_an_abandoned_step_counts_among_what_a_ring_has_overwritten() -> None:
+    text = Text.random(RING, 20, 1)
+    cache = cache_of([RING])
+    fed(cache, [text], [4] * 4)
+    step(cache, 0, text, 16, 4)
+    cache.abandon_step()
+    assert not cache.rewind(15)
+    assert cache.rewind(16)

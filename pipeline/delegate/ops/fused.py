@@ -80,7 +80,8 @@ def widened_matmul(
     check_packing(w, scales, biases, group_size, bits)
     if not x.size:
         # MLX would end the whole process with a division by zero.
-        return mx.zeros((*x.shape[:-1], scales.shape[0] if transpose else scales.shape[1] * group_size), narrow)
+        columns = w.shape[0] if transpose else scales.shape[1] * group_size
+        return mx.zeros((*x.shape[:-1], columns), mx.result_type(x.dtype, narrow))
     product = mx.quantized_matmul(
         x.astype(mx.float32), w, scales, biases, transpose=transpose, group_size=group_size, bits=bits, mode=mode
     )
