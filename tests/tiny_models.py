@@ -119,6 +119,14 @@ def tokenizer(**changes: Any) -> Any:
     return PreTrainedTokenizerFast(**{"tokenizer_object": bytes_only, "chat_template": template, **special, **changes})
 
 
+def words_only(**changes: Any) -> Any:
+    """A tokenizer of three words and no unknown one, which fails on any other word."""
+    from tokenizers import Tokenizer, models
+
+    vocab = {word: index for index, word in enumerate(["<s>", "</s>", "hello"])}
+    return tokenizer(tokenizer_object=Tokenizer(models.WordLevel(vocab, "<none>")), unk_token=None, **changes)
+
+
 def edit_json(path: Path, *removed: str, **changes: Any) -> None:
     """Removes and sets fields of a JSON file."""
     content = {key: value for key, value in json.loads(path.read_text()).items() if key not in removed}

@@ -167,14 +167,20 @@ def _decode(decoder: Any, tokenizer: Any, prompt: Any) -> Answer:
 
 
 def _prompt_ids(tokenizer: Any, user: str) -> list[int]:
-    if tokenizer.chat_template is None:
-        return list(tokenizer(user)["input_ids"])
     messages = [{"role": "user", "content": user}]
     try:
-        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        if tokenizer.chat_template is None:
+            encoded = tokenizer(user)
+        else:
+            encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     except Exception as error:
-        # A template is a program that comes with the model; it can fail in any way, or refuse by raising.
+        # A template is a program that comes with the model; it can fail in any way, or refuse by raising. A tokenizer
+        # without an unknown token fails on what it has no token for.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        if tokenizer.chat_template is None:
+            raise SmokeError(
+                f"the model's tokenizer cannot read the prompt {user!r}: {reason}. Put it in words that it has."
+            ) from error
         raise SmokeError(
             f"the tokenizer's chat template fails on a user's turn: {reason}. Correct the model's chat_template."
         ) from error

@@ -21,7 +21,7 @@ from pipeline.model.geometry import geometry_of
 from pipeline.model.proof import Feeding, Proof, affordable, feedings, prove, real_tokens
 from pipeline.spec import DEFAULT_GROUP_SIZE, Quantization, WeightFormat
 from tests.sweep import configs
-from tests.tiny_models import MIXED, SLIDING, VOCAB_SIZE, model, save_tokenizer
+from tests.tiny_models import MIXED, SLIDING, VOCAB_SIZE, model, save_tokenizer, words_only
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
 
@@ -453,6 +453,10 @@ def test_real_tokens_are_what_the_tokenizer_reads(tmp_path: Any) -> None:
     tokens = real_tokens(tokenizer)
     assert tokenizer.decode(tokens) == proof.REAL
     assert len(tokens) > 64
+
+
+def test_a_tokenizer_that_cannot_read_the_text_yields_no_real_tokens() -> None:
+    assert real_tokens(words_only()) == []
 
 
 def test_the_text_is_half_real_half_drawn_and_without_padding() -> None:

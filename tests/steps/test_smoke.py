@@ -21,7 +21,7 @@ from pipeline.pte import PteFile
 from pipeline.spec import SmokePrompt, SmokeSpec
 from pipeline.steps import smoke
 from pipeline.steps.smoke import Answer, Feeding, distances
-from tests.tiny_models import ARTIFACTS, VOCAB_SIZE, Artifact, edit_json, save_tokenizer
+from tests.tiny_models import ARTIFACTS, VOCAB_SIZE, Artifact, edit_json, save_tokenizer, words_only
 
 Artifacts = Callable[[str], Artifact]
 
@@ -315,6 +315,17 @@ def test_a_chat_template_that_fails_is_named(template: str, artifact: Artifacts,
     found = failure(made.pte, snapshot, tmp_path / "out")
     assert found.startswith("the tokenizer's chat template fails on a user's turn: ")
     assert found.endswith(". Correct the model's chat_template.")
+
+
+def test_a_prompt_that_the_tokenizer_has_no_tokens_for_is_refused(artifact: Artifacts, tmp_path: Path) -> None:
+    made = artifact("llama")
+    snapshot = Path(shutil.copytree(made.snapshot, tmp_path / "snapshot"))
+    words_only(chat_template=None).save_pretrained(snapshot)
+    (snapshot / "chat_template.jinja").unlink()
+    assert failure(made.pte, snapshot, tmp_path / "out") == (
+        "the model's tokenizer cannot read the prompt 'hello there': WordLevel error: Missing [UNK] token from the "
+        "vocabulary. Put it in words that it has."
+    )
 
 
 def test_a_tokenizer_of_another_model_is_refused(artifact: Artifacts, tmp_path: Path) -> None:
