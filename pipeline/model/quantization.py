@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,10 @@ NVFP4_ROWS = 16
 
 NVFP4_EMBEDDING_WIDTH = 32
 """MLX dequantizes NVFP4 in runs of so many weights, and a step looks up any number of rows."""
+
+MOST_OFF = 0.5
+"""How far, in units of its norm, a quantized matrix may be from what it was. 4w and nvfp4 leave about 0.1; weights that
+are larger or smaller than a format's scales can say leave nearly 1. Those of nvfp4 reach from 0.002 to 448."""
 
 _MOST_LISTED = 5
 _METADATA = "layers"
@@ -132,13 +136,19 @@ def give(model: Any, path: Path, *, dequantized: bool = False) -> None:
 def quantize(model: Any, layers: Sequence[Layer]) -> dict[str, torch.Tensor]:
     """The quantized layers' stored tensors, by layer name and torchao's name of the part: ``lm_head.scale``.
 
-    The model is left as it is.
+    The model is left as it is. Raises ExportError when a layer's weights are not what the format can hold.
     """
     stored: dict[str, torch.Tensor] = {}
     for layer in layers:
         if layer.format.quantized:
-            weight = model.get_submodule(layer.name).weight
-            stored |= {f"{layer.name}.{part}": data for part, data in _quantized(weight, layer.format).items()}
+            parts, off = _quantized(model.get_submodule(layer.name).weight, layer.format)
+            if not off <= MOST_OFF:
+                raise ExportError(
+                    f"{layer.name} as {layer.format} would be off by {off:.2g} of its norm; expected at most "
+                    f"{MOST_OFF}. Its weights are not finite, or larger or smaller than the scales of this format can "
+                    "say. Choose another scheme, or list it under quantization.skip."
+                )
+            stored |= {f"{layer.name}.{part}": data for part, data in parts.items()}
     return stored
 
 
@@ -212,7 +222,7 @@ def _told(problems: Sequence[tuple[Layer, str]]) -> str:
         for layer, problem in problems[:_MOST_LISTED]
     )
     others = f"; and {len(problems) - _MOST_LISTED} more" if len(problems) > _MOST_LISTED else ""
-    common = gcd(*(layer.shape[-1] for layer, _ in problems))
+    common = math.gcd(*(layer.shape[-1] for layer, _ in problems))
     smaller = [
         size for size in (64, 32) if common % size == 0 and any(layer.format.group_size > size for layer, _ in problems)
     ]
@@ -246,7 +256,8 @@ def _config(form: WeightFormat) -> AOBaseConfig:
     )
 
 
-def _quantized(weight: torch.Tensor, form: WeightFormat) -> dict[str, torch.Tensor]:
+def _quantized(weight: torch.Tensor, form: WeightFormat) -> tuple[dict[str, torch.Tensor], float]:
+    """The tensors to store, by torchao's names, and how far they are from the weight in units of its norm."""
     from torchao.quantization import quantize_
 
     config = _config(form)
@@ -254,6 +265,7 @@ def _quantized(weight: torch.Tensor, form: WeightFormat) -> dict[str, torch.Tens
     # A multiple of the rows that NVFP4 wants.
     at_once = max(NVFP4_ROWS, CHUNK_WEIGHTS // width // NVFP4_ROWS * NVFP4_ROWS)
     parts: dict[str, list[torch.Tensor]] = {part: [] for part in _parts(form)}
+    apart = norm = 0.0
     for start in range(0, rows, at_once):
         piece = weight.detach()[start : start + at_once]
         if form.scheme == "nvfp4" and piece.dtype == torch.float16:
@@ -264,7 +276,11 @@ def _quantized(weight: torch.Tensor, form: WeightFormat) -> dict[str, torch.Tens
         quantize_(layer, config)
         for part, pieces in parts.items():
             pieces.append(getattr(layer.weight, part))
-    return {part: _joined(pieces) for part, pieces in parts.items()}
+        wide = piece.float()
+        apart += float((dequantize(layer.weight, torch.float32) - wide).square().sum())
+        norm += float(wide.square().sum())
+    off = math.sqrt(apart / norm) if norm else math.sqrt(apart)
+    return {part: _joined(pieces) for part, pieces in parts.items()}, off
 
 
 def _joined(pieces: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -214,6 +214,30 @@ def test_what_cannot_be_quantized_is_refused(name: str) -> None:
     assert str(caught.value) == expected
 
 
+@pytest.mark.parametrize(
+    ("scheme", "factor"), [("nvfp4", 1e5), ("nvfp4", 1e-4), ("8w", float("nan")), ("mxfp8", float("inf"))]
+)
+def test_weights_that_a_format_cannot_hold_are_refused(scheme: str, factor: float) -> None:
+    made = model("llama", **WIDE)
+    with torch.no_grad():
+        made.lm_head.weight.mul_(factor)
+    expected = (
+        rf"^lm_head as {form(scheme)} would be off by (0\.[89]\d|1|nan) of its norm; expected at most 0\.5\. Its "
+        r"weights are not finite, or larger or smaller than the scales of this format can say\. Choose another scheme, "
+        r"or list it under quantization\.skip\.$"
+    )
+    with pytest.raises(ExportError, match=expected):
+        quantization.quantize(made, layers_of(made, asked(scheme)))
+
+
+def test_a_matrix_of_zeros_is_quantized() -> None:
+    made = model("llama", **WIDE)
+    torch.nn.init.zeros_(made.lm_head.weight)
+    layers = layers_of(made, asked("4w"))
+    quantization.apply(made, layers, quantization.quantize(made, layers), dequantized=True)
+    assert not made.lm_head.weight.any()
+
+
 def test_layers_of_a_kind_that_no_scheme_takes_are_refused_and_counted() -> None:
     # GPT-2's projections are modules of its own, [in, out]; executorch's exporter leaves them without a word.
     with pytest.raises(ExportError, match=r"^8 of the model's layers .*; and 3 more\. List them under") as caught:
