@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 all: $(VENV)/.installed-build
 	$(BIN)/doit
 
+# Two processes of one thread each; a file's tests share what they build, so they stay together.
 test: $(VENV)/.installed-dev check
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
