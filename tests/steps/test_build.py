@@ -28,7 +28,6 @@ from pipeline.steps.process import run_step
 from pipeline.steps.smoke import distances
 from pipeline.verify import verify
 from tests.tiny_models import (
-    ARTIFACTS,
     EOS,
     MIXED,
     SLIDING,
@@ -66,7 +65,7 @@ CACHES = {
 }
 
 
-@pytest.mark.parametrize("name", ARTIFACTS)
+@pytest.mark.parametrize("name", CACHES)
 def test_the_contract_is_that_of_the_request_and_the_model(artifact: Artifacts, name: str) -> None:
     made = artifact(name)
     with PteFile.open(made.pte) as pte:
