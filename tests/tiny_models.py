@@ -6,6 +6,7 @@ tokenizer with a chat template. Weights are drawn wide, so that every token of h
 
 from __future__ import annotations
 
+import gc
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -169,6 +170,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Artifa
             snapshot = save_snapshot(directory / "snapshot", model_type, **changes)
             with library_warnings_ignored():
                 build.run(spec, snapshot, directory, lambda stage: None)
+            # A build puts garbage collection off, since its process ends with it.
+            gc.collect()
             built[name] = Artifact(snapshot, directory / build.ARTIFACT, spec)
         return built[name]
 

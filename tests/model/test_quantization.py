@@ -196,7 +196,8 @@ REFUSED: dict[str, tuple[dict[str, Any], Quantization, str]] = {
     "everything skipped": (
         {},
         asked("4w", "8w", skip=("model.embed_tokens",)),
-        "quantization.embedding is 8w; every layer that it concerns is skipped. Choose none for it.",
+        "quantization.embedding is 8w; every layer that it concerns is skipped, or is a head that is stored as the "
+        "embedding it is tied to. Choose none for it.",
     ),
     "a head that is not tied": (
         {},
