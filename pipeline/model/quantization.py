@@ -100,7 +100,7 @@ def layers_of(model: Any, quantization: Quantization) -> list[Layer]:
         if form.quantized and all(layer.format != form for layer in layers):
             raise ExportError(
                 f"quantization.{kind} is {form.scheme}; every layer that it concerns is skipped, or is a head that is "
-                f"stored as the embedding it is tied to. Choose none for it."
+                "stored as the embedding it is tied to. Choose none for it."
             )
     if unused:
         raise ExportError(
