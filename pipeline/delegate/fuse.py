@@ -20,8 +20,10 @@ import mlx.core as mx
 from pipeline.delegate.body import IMPURE, Body, Ref, Step, resolved
 from pipeline.delegate.fold import folded
 from pipeline.delegate.ops.fused import OPERATORS as FUSED
+from pipeline.delegate.ops.quantized import check_packing
 from pipeline.delegate.plan import INT32_MAX, Operator
 from pipeline.delegate.shapes import Shapes
+from pipeline.errors import DelegateError
 from pipeline.pte import Tid, Vid
 
 FLOAT32_CODE = 6
@@ -235,20 +237,28 @@ def activated_product(step: Step, made: Made) -> list[Step] | None:
 
 
 def quantized_product(step: Step, made: Made) -> list[Step] | None:
-    """A product with a constant packed weight on a CPU, which is taken in float32: scales are widened once, at load."""
+    """A product with a constant packed weight on a CPU, which is taken in float32.
+
+    The packing is checked, and scales narrower than float32 are widened, once, at load.
+    """
     if step.name != "QuantizedMatmulNode" or step.fields["biases"] is None:
         return None
     if any(step.fields[name] not in made.constants for name in ("w", "scales", "biases")):
         return None
-    narrow = {made.constants[step.fields[name]].dtype for name in ("scales", "biases")}
-    if len(narrow) != 1 or not narrow <= {mx.bfloat16, mx.float16}:
+    w, scales, biases = (made.constants[step.fields[name]] for name in ("w", "scales", "biases"))
+    if not w.size or scales.dtype != biases.dtype or scales.dtype not in (mx.bfloat16, mx.float16, mx.float32):
+        return None
+    try:
+        check_packing(w, scales, biases, step.fields["group_size"], step.fields["bits"])
+    except DelegateError:
+        # It fails where a caller sees it.
         return None
     wide = {"scales": made.tensor(), "biases": made.tensor()}
     widen = [
         Step("AsTypeNode", {"x": step.fields[name], "scalar_type": FLOAT32_CODE}, (ref,), step.place)
         for name, ref in wide.items()
     ]
-    return [*widen, replace(step, name="WidenedMatmulNode", fields={**step.fields, **wide, "narrow": narrow.pop()})]
+    return [*widen, replace(step, name="WidenedMatmulNode", fields={**step.fields, **wide, "narrow": scales.dtype})]
 
 
 def side_by_side(body: Body) -> Body:

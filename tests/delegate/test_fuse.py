@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -243,9 +244,12 @@ def test_a_packed_weights_scales_are_widened_once_on_a_cpu(dtype: mx.Dtype) -> N
     product = step("QuantizedMatmulNode", OUT, x=X, w=Tid(20), scales=Tid(21), biases=Tid(22), **fields)
     graph = body(product, constants=packed)
     found = fused(graph, OPERATORS, on_gpu=False)
-    assert [each.name for each in found.steps] == [
-        "WidenedMatmulNode" if dtype == mx.bfloat16 else "QuantizedMatmulNode"
-    ]
+    assert [each.name for each in found.steps] == ["WidenedMatmulNode"]
+    damaged = fused(
+        replace(graph, constants={**packed, Tid(21): scales[1:], Tid(22): biases[1:]}), OPERATORS, on_gpu=False
+    )
+    with pytest.raises(DelegateError, match=r"packed weight, its scales and biases have shapes"):
+        StraightLine(damaged, {**OPERATORS, **FUSED})(mx.ones((1, 64), dtype))
     for x_dtype in (mx.bfloat16, mx.float32):
         for rows in (0, 1, 3):
             x = mx.random.normal((rows, 64), key=mx.random.key(5)).astype(x_dtype)

@@ -10,7 +10,6 @@ import mlx.core as mx
 from pipeline.delegate import dtypes
 from pipeline.delegate.ops.attention import numbers
 from pipeline.delegate.ops.elementwise import gelu, silu
-from pipeline.delegate.ops.quantized import check_packing
 from pipeline.errors import CacheError
 
 _SWAPPED = (..., slice(None, None, -1), slice(None))
@@ -76,15 +75,14 @@ def widened_matmul(
     transpose: bool,
     narrow: mx.Dtype,
 ) -> mx.array:
-    """``quantized.quantized_matmul`` whose scales and biases, in ``narrow``, were made float32 before."""
-    check_packing(w, scales, biases, group_size, bits)
+    """``quantized.quantized_matmul`` of a checked packing whose scales and biases, in ``narrow``, are float32 now."""
+    if x.dtype == narrow == mx.float32 and x.size:
+        return mx.quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode)
     if not x.size:
         # MLX would end the whole process with a division by zero.
         columns = w.shape[0] if transpose else scales.shape[1] * group_size
-        return mx.zeros((*x.shape[:-1], columns), mx.result_type(x.dtype, narrow))
-    product = mx.quantized_matmul(
-        x.astype(mx.float32), w, scales, biases, transpose=transpose, group_size=group_size, bits=bits, mode=mode
-    )
+        return mx.zeros((*x.shape[:-1], columns), x.dtype)
+    product = mx.quantized_matmul(x.astype(mx.float32), w, scales, biases, transpose, group_size, bits, mode)
     return product.astype(mx.result_type(x.dtype, narrow))
 
 
