@@ -21,6 +21,7 @@ from pipeline.delegate.ops.attention import Cache, UpdateAndAttend
 from pipeline.delegate.ops.creation import check_allocation
 from pipeline.delegate.ops.fused import OPERATORS as FUSED
 from pipeline.delegate.plan import FAILURES, Call, Operator, Slots, plan_chain
+from pipeline.delegate.replay import Replayed
 from pipeline.delegate.straight import StraightLine
 from pipeline.errors import DelegateError
 from pipeline.pte import Delegate, Method, PteFile, TensorValue, parse_mlx_payload
@@ -126,7 +127,8 @@ class MlxMethod:
         if body is None:
             self._run = self._node_by_node(plan, constants)
         else:
-            self._run = StraightLine(body, {**operators, **FUSED})
+            line = Replayed if self.device == mx.gpu else StraightLine
+            self._run = line(body, {**operators, **FUSED})
 
     def _prepared(
         self, shared: Constants, operators: dict[str, Operator], fused: bool

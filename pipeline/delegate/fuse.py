@@ -59,9 +59,6 @@ class Made:
         """A reference nobody has."""
         return Tid(next(self._fresh))
 
-    def value(self) -> Vid:
-        return Vid(next(self._fresh))
-
 
 Rule = Callable[[Step, Made], "Ref | list[Step] | None"]
 
@@ -135,11 +132,10 @@ def rope(step: Step, made: Made) -> list[Step] | None:
         return None
     if frequencies.dtype != mx.float32 or frequencies.size != half or frequencies.shape[-1] != half:
         return None
-    start, divisors, inverse = made.value(), made.tensor(), product.fields[frequency]
-    flat = made.tensor()
+    start, flat, divisors = made.tensor(), made.tensor(), made.tensor()
     return [
         Step("StartNode", {"positions": source}, (start,), step.place),
-        Step("ReshapeNode", {"x": inverse, "shape": (half,)}, (flat,), step.place),
+        Step("ReshapeNode", {"x": product.fields[frequency], "shape": (half,)}, (flat,), step.place),
         Step("ReciprocalNode", {"x": flat}, (divisors,), step.place),
         Step(
             "RopeByTablesNode",

@@ -134,7 +134,7 @@ class KVCache:
         if not positions:
             raise CacheError("the step has no tokens; expected at least 1.")
         step = (positions[0], len(positions))
-        if any(position != step[0] + offset for offset, position in enumerate(positions)):
+        if list(positions) != list(range(step[0], step[0] + step[1])):
             raise CacheError(
                 f"the step's positions {list(positions)[:8]} are not contiguous; one sequence needs a run."
             )

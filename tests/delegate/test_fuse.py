@@ -19,6 +19,7 @@ from pipeline.delegate.executor import MlxMethod
 from pipeline.delegate.fuse import fused, rotated_together
 from pipeline.delegate.ops import OPERATORS
 from pipeline.delegate.ops.fused import OPERATORS as FUSED
+from pipeline.delegate.replay import Replayed
 from pipeline.delegate.straight import StraightLine
 from pipeline.errors import CacheError, DelegateError
 from pipeline.pte import PteFile, Tid, Vid
@@ -75,7 +76,11 @@ def with_gpu_rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def names(method: MlxMethod) -> Counter[str]:
     assert isinstance(method._run, StraightLine)
-    return Counter(step.name for step in method._run.body.steps)
+    return names_of(method._run.body)
+
+
+def names_of(found: Body) -> Counter[str]:
+    return Counter(step.name for step in found.steps)
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
@@ -103,6 +108,58 @@ def test_by_a_gpus_rules_every_model_is_within_rounding_of_its_plain_graph(
     together = name not in ("query-key-norms", "two-tables", "rotated-in-part", "split-heads")
     assert names(method)["RopeByTablesNode"] == ROTATIONS[name] // (1 + together)
     assert not {"CosNode", "SinNode", "SiluNode"} & set(names(method)) or not ROTATIONS[name]
+
+
+@pytest.mark.usefixtures("with_gpu_rules")
+@pytest.mark.parametrize("name", ["llama-bf16", "sliding"])
+def test_replayed_steps_of_one_token_are_within_rounding_of_the_plain_graph(
+    artifact: Callable[[str], Artifact], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    built = artifact(name)
+    with PteFile.open(built.pte) as pte:
+        plain = opened(pte, fused=False)
+        monkeypatch.setattr(executor, "StraightLine", Replayed)
+        method = opened(pte)
+        for found, expected in zip(logits(method), logits(plain), strict=True):
+            np.testing.assert_allclose(found, expected, atol=ROUNDING[built.spec.dtype])
+    assert isinstance(method._run, Replayed)
+    # Between attention and attention nothing is left to record step by step.
+    layers = names_of(method._run.body)["UpdateAndAttendNode"]
+    left = names_of(method._run._replayed.body)
+    assert left["UpdateAndAttendNode"] == layers
+    assert sum(left.values()) <= 2 * layers + 5
+
+
+def test_only_calls_whose_sizes_are_all_1_are_replayed_each_with_its_own_numbers() -> None:
+    size, shape = Vid(9), (Vid(9), 2)
+    graph = body(
+        step("SymSizeNode", size, a=X, dim=0),
+        step("AbsNode", Tid(10), x=X),
+        step("ReshapeNode", Tid(11), x=Tid(10), shape=shape),
+        step("AddNode", Tid(12), a=Tid(11), b=COS),
+        step("ReshapeNode", Tid(13), x=Tid(12), shape=shape),
+        step("ItemIntNode", Vid(14), x=SIN),
+        step("MultiplyNode", OUT, a=Tid(13), b=Tid(12)),
+        constants={COS: mx.array([1.0, 2.0])},
+        inputs=(X, SIN),
+        shapes={X: (None, 2), SIN: ()},
+    )
+    line, plain = Replayed(graph, {**OPERATORS, **FUSED}), StraightLine(graph, OPERATORS)
+    assert [each.name for each in line._replayed.body.steps] == ["Replay0", "ItemIntNode", "MultiplyNode"]
+    for seed, rows in enumerate((1, 3, 1, 2)):
+        x = mx.random.normal((rows, 2), key=mx.random.key(seed))
+        (got,), (expected,) = line(x, mx.array(5)), plain(x, mx.array(5))
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    unshaped = Replayed(replace(graph, shapes={}), {**OPERATORS, **FUSED})
+    assert unshaped._replayed is unshaped._stepwise
+
+
+def test_a_step_that_mlx_refuses_is_named_when_it_is_replayed_too() -> None:
+    chain = [step("AbsNode", Tid(10 + i), x=Tid(9 + i) if i else X) for i in range(4)]
+    graph = body(*chain, step("AddNode", OUT, a=Tid(13), b=COS), constants={COS: mx.ones(3)})
+    line = Replayed(replace(graph, shapes={X: (None, 2)}), {**OPERATORS, **FUSED})
+    with pytest.raises(DelegateError, match=r"^instruction 1 failed: .*broadcast"):
+        line(mx.ones((1, 2)))
 
 
 @pytest.mark.usefixtures("with_gpu_rules")

@@ -33,15 +33,15 @@ def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     return mx.flatten(mx.add(mx.multiply(x, cos), mx.multiply(x[_SWAPPED], sin)), -2, -1)
 
 
-def start(positions: mx.array) -> int:
-    """The first of a run of positions. Raises CacheError if they are none."""
+def start(positions: mx.array) -> mx.array:
+    """The first of a run of positions, int32 [], made once for all layers. Raises CacheError if they are none."""
     run = numbers(positions)
     if not run or run != list(range(run[0], run[0] + len(run))):
         raise CacheError(f"the step's positions {run[:8]} are not contiguous; one sequence needs a run.")
-    return run[0]
+    return mx.array(run[0], mx.int32)
 
 
-def rope_by_tables(x: mx.array, start: int, divisors: mx.array, factor: float, table_type: int | None) -> mx.array:
+def rope_by_tables(x: mx.array, start: mx.array, divisors: mx.array, factor: float, table_type: int | None) -> mx.array:
     """x [B, heads, T, dims] turned by position / divisors [dims / 2], times ``factor``.
 
     The dtype is what x and a table of ``table_type``, float32 if None, promote to.
