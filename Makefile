@@ -10,8 +10,11 @@ all: $(VENV)/.installed-build
 	$(BIN)/doit
 
 # Two processes of one thread each; a file's tests share what they build, so they stay together.
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: $(VENV)/.installed-dev check
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST) -m "not slow"
+	$(PYTEST) -m slow
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
