@@ -1,6 +1,7 @@
 """Every exception the pipeline raises on purpose.
 
     PipelineError
+    ├── UsageError       the command line names what is not there
     ├── ManifestError    the manifest asks for something wrong or impossible
     ├── FetchError       the model cannot be brought here as pinned
     ├── ExportError      the model cannot be exported and stay right
@@ -22,6 +23,10 @@ from __future__ import annotations
 
 class PipelineError(Exception):
     """Base of all errors meant for a person to read."""
+
+
+class UsageError(PipelineError):
+    """A command line asks for what cannot be had; nothing was done."""
 
 
 class ManifestError(PipelineError):

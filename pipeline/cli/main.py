@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pipeline.cli.output import tolerant
-from pipeline.errors import PipelineError, PteError
+from pipeline.errors import PipelineError, PteError, UsageError
 
 VERBS = {
     "check": "check manifests without building anything",
     "verify": "check what .pte files publish",
 }
+_CODES = ((UsageError, 2), (PteError, 3))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def _run(arguments: Sequence[str]) -> int:
         code: int = args.run(args)
     except PipelineError as error:
         print(error, file=sys.stderr)
-        return 3 if isinstance(error, PteError) else 1
+        return next((code for kind, code in _CODES if isinstance(error, kind)), 1)
     except KeyboardInterrupt:
         return 130
     return code
@@ -63,12 +64,10 @@ class _Version(argparse.Action):
     """Looks the version up when asked, which takes as long as everything else here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import PackageNotFoundError, version
+        from pipeline.cli.version import installed
 
-        try:
-            print(f"pte {version('pte-pipeline')}")
-        except PackageNotFoundError:
-            print("pte (not installed)")
+        version = installed()
+        print(f"pte {version}" if version else "pte (not installed)")
         parser.exit()
 
 
