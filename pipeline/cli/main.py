@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pipeline.cli.output import tolerant
-from pipeline.errors import PipelineError, PteError, UsageError
+from pipeline.cli.plain import plain
+from pipeline.errors import ContractError, ManifestError, PipelineError, PteError, UsageError
 
 VERBS = {
     "check": "check manifests without building anything",
     "verify": "check what .pte files publish",
 }
-_CODES = ((UsageError, 2), (PteError, 3))
+_CODES = ((UsageError, 2), (ManifestError, 2), (ContractError, 2), (PteError, 3))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         code: int = args.run(args)
     except PipelineError as error:
-        print(error, file=sys.stderr)
+        print(plain(str(error), keep="\n"), file=sys.stderr)
         return next((code for kind, code in _CODES if isinstance(error, kind)), 1)
     except KeyboardInterrupt:
         return 130

@@ -54,13 +54,14 @@ def _verdict(report: Report, fail_on: Severity | None) -> str:
 def _basis(report: Report) -> Iterator[str]:
     held = ", ".join(map(plain, report.contracts)) or "no contract"
     yield f"{_size(report.size_bytes)}, held to {held}"
-    told = pairs(report)
-    compared = [str(pair) for pair, why_not, _ in told if why_not is None]
-    not_compared = [f"{pair} ({plain(why_not)})" for pair, why_not, _ in told if why_not is not None]
-    if compared:
-        yield f"compared: {'; '.join(compared)}"
-    if not_compared:
-        yield f"not compared: {'; '.join(not_compared)}"
+    told: dict[str | None, list[str]] = {None: []}
+    for pair, why_not, _ in pairs(report):
+        told.setdefault(why_not, []).append(str(pair))
+    for why_not, names in told.items():
+        if why_not is not None:
+            yield f"not compared: {'; '.join(names)} ({plain(why_not)})"
+        elif names:
+            yield f"compared: {'; '.join(names)}"
 
 
 def _finding(finding: Finding, terminal: Terminal) -> str:

@@ -14,7 +14,8 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import pytest
 
 from pipeline.cli.formats import sarif
-from tests.cli.formats.runs import HOSTILE, NARROW, RULES, RUNS, report, run
+from pipeline.verify.findings import Severity
+from tests.cli.formats.runs import HOSTILE, NARROW, RULES, RUNS, WIDTH, report, run
 
 pytestmark = pytest.mark.usefixtures("pages")
 
@@ -83,10 +84,17 @@ def test_a_result_is_of_a_rule_that_is_described(which: str) -> None:
     for result in found["results"]:
         rule = found["tool"]["driver"]["rules"][result["ruleIndex"]]  # 3.27.6
         assert result["ruleId"] == rule["id"]
-        assert result["level"] == rule["defaultConfiguration"]["level"]  # 3.27.10
+        assert result["level"] in ("error", "warning", "note")  # 3.27.10
     for notification in found["invocations"][0]["toolExecutionNotifications"]:
         descriptor = notification["descriptor"]
         assert found["tool"]["driver"]["notifications"][descriptor["index"]]["id"] == descriptor["id"]
+
+
+def test_a_result_has_the_severity_that_its_contract_gives_the_rule() -> None:
+    milder = replace(NARROW, rule=replace(WIDTH, severity=Severity.NOTE))
+    found = json.loads(sarif.document(run(report(milder))))["runs"][0]
+    assert found["results"][0]["level"] == "note"
+    assert found["tool"]["driver"]["rules"][1]["defaultConfiguration"]["level"] == "error"
 
 
 def test_a_result_is_where_and_what_it_was_found_on() -> None:
