@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from pipeline.cli.formats import Outcome, Unreadable
@@ -63,6 +65,8 @@ def _examine(path: Path | Closed, question: Question) -> Outcome:
         return examine(path, question)
     except PteError as error:
         return _unreadable(path, str(error).removeprefix(f"{path}: "))
+    except OSError as error:
+        return _unreadable(path, f"cannot be read ({error.strerror}); expected a .pte. Check the path.")
 
 
 def _unreadable(path: Path | Closed, problem: str = "") -> Unreadable:
@@ -77,18 +81,25 @@ def _processors() -> int:
 
 def _at_once(found: Sequence[Path | Closed], asked: Asked, processes: int) -> Iterator[Outcome]:
     # Imported here: they take longer than a file does.
-    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures import Future, ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
+
+    def told(part: Sequence[Path | Closed], future: Future[list[Outcome]] | None) -> list[Outcome]:
+        with suppress(BrokenProcessPool):
+            if future is not None:
+                return future.result()
+        return [_unreadable(path, _DIED) for path in part]
 
     size = max(1, min(16, len(found) // (4 * processes)))
     parts = [found[start : start + size] for start in range(0, len(found), size)]
+    futures: list[Future[list[Outcome]]] = []
     pool = ProcessPoolExecutor(processes, initializer=_begin, initargs=(asked,))
     try:
-        for part, future in [(part, pool.submit(_examine_part, part)) for part in parts]:
-            try:
-                yield from future.result()
-            except BrokenProcessPool:
-                yield from (_unreadable(path, _DIED) for path in part)
+        # A process may be gone before all is handed out.
+        with suppress(BrokenProcessPool):
+            futures.extend(pool.submit(_examine_part, part) for part in parts)
+        for part, future in zip_longest(parts, futures):
+            yield from told(part, future)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

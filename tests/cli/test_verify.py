@@ -97,6 +97,14 @@ def test_an_unreadable_file_does_not_stop_the_others(files: Path, capsys: pytest
     assert err == "absent.pte: there is no such file; expected a .pte. Build it, or correct the path.\n"
 
 
+def test_a_name_that_no_file_can_have_is_unreadable(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "x" * 300]) == 3
+    assert (
+        capsys.readouterr().err
+        == f"{'x' * 300}: cannot be read (File name too long); expected a .pte. Check the path.\n"
+    )
+
+
 @pytest.mark.parametrize("name", ["json", "junit", "sarif", "github"])
 def test_standard_output_is_the_document_and_nothing_else(
     name: str, files: Path, capsys: pytest.CaptureFixture[str]
