@@ -24,7 +24,7 @@ FAIL_ON = {str(severity): severity for severity in reversed(Severity)} | {"never
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the verb ``verify``."""
-    parser = subparsers.add_parser("verify", help="check what .pte files publish", description=__doc__)
+    parser = subparsers.add_parser("verify", help="check what .pte files publish", description=__doc__.replace("``", ""))
     add = parser.add_argument
     add(
         "paths",
