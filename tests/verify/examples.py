@@ -121,15 +121,16 @@ TOKENIZER = Tokenizer(
     unknown={},
     template="",
 )
+LAYERS = (
+    Layer(layer=0, cache=0, num_kv_heads=2, head_dim=64, window=0),
+    Layer(layer=1, cache=1, num_kv_heads=2, head_dim=64, window=128),
+    # A window that no text of the context outgrows is published as none.
+    Layer(layer=2, cache=2, num_kv_heads=1, head_dim=128, window=4096),
+    Layer(layer=3, cache=0, num_kv_heads=2, head_dim=64, window=0),
+)
 BUNDLE = Bundle(
     directory=Path("somewhere"),
-    layers=(
-        Layer(layer=0, cache=0, num_kv_heads=2, head_dim=64, window=0),
-        Layer(layer=1, cache=1, num_kv_heads=2, head_dim=64, window=128),
-        # A window that no text of the context outgrows is published as none.
-        Layer(layer=2, cache=2, num_kv_heads=1, head_dim=128, window=4096),
-        Layer(layer=3, cache=0, num_kv_heads=2, head_dim=64, window=0),
-    ),
+    layers=LAYERS,
     ends={"generation_config": (2, 7), "tokenizer": (2,)},
     spec=ASKED,
     libraries={"executorch": "1.5.1"},
