@@ -156,9 +156,9 @@ def _how(violation: Violation) -> str:
 
 def _expected(contract: Contract, name: str, keyword: str = "type") -> str:
     """What the contract wants of a method, to stand after 'expected'."""
-    said = contract.methods.get(name, {})
+    said = contract.methods.get(name)
     if not isinstance(said, Mapping):
-        return "another value" if said is False else "a value"
+        return "what the contract's schema says of it"
     if "x-expected" in said:
         return str(said["x-expected"])
     return f"{keyword} {cut(said[keyword])}" if keyword in said else "what the contract's schema says of it"

@@ -154,7 +154,7 @@ OWN: dict[str, Any] = {"properties": {"get_style": {"enum": ["a", "b"]}}, "requi
         ),
         ({"properties": {"get_style": {"pattern": "^x"}}}, "a", "PTE104", "get_style is 'a'; expected pattern '^x'"),
         ({"properties": {"get_style": {"$ref": "#/$defs/one"}}}, 3, "PTE104", "get_style is 3; expected what the "),
-        ({"properties": {"get_style": False}}, 3, "PTE104", "get_style is 3; expected another value"),
+        ({"properties": {"get_style": False}}, 3, "PTE107", "the published methods together break 'false' of the "),
         ({"dependentRequired": {"get_style": ["get_more"]}}, "a", "PTE101", "get_more is missing; expected what the "),
         ({"not": {"required": ["get_style"]}}, "a", "PTE107", "the published methods together break 'not' of the "),
         ({"additionalProperties": False}, "a", "PTE107", "the published methods together break 'additionalProperties'"),
