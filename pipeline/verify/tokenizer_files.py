@@ -27,11 +27,7 @@ TOKENIZER, CONFIG, SPECIAL, GENERATION = (
 TEMPLATE = "chat_template.jinja"
 OTHERS = ("tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken", "*.model")
 
-# A key that is followed by an object or an array; within a string the quotes would be escaped, and a token that is
-# called so is followed by its id.
-_VOCABULARY = re.compile(rb'(?<!\\)"vocab"\s*:\s*(?=[{\[])')
-_ADDED = re.compile(rb'(?<!\\)"added_tokens"\s*:\s*(?=\[)')
-_MERGES = re.compile(rb'(?<!\\)"merges"\s*:\s*(?=\[)')
+_OPENING = re.compile(rb"\s*:\s*(?=[{\[])")
 
 
 class Unreadable(Exception):  # noqa: N818 - becomes a finding
@@ -118,19 +114,19 @@ def _vocabulary(file: Path) -> tuple[dict[str, int] | list[str], dict[str, int]]
     data = _bytes(file)
     if not (data.lstrip()[:1] == b"{" and data.rstrip()[-1:] == b"}"):
         raise Unreadable(file.name, "is not a whole JSON object")
-    start = _VOCABULARY.search(data)
+    start = _member(data, b'"vocab"')
     if start is None:
         raise Unreadable(file.name, "has no vocabulary")
-    merges = _MERGES.search(data, start.end())
-    vocab = _parsed(file, data[start.end() : merges.start() if merges else len(data)])
-    listed = _ADDED.search(data)
-    added = _parsed(file, data[listed.end() : _end_of_added(data, listed.end(), start.start())]) if listed else []
+    vocab = _parsed(file, data[start : _member(data, b'"merges"', start)])
+    listed = _member(data, b'"added_tokens"')
+    # Text is decoded up to the vocabulary, where that comes behind.
+    added = [] if listed is None else _parsed(file, data[listed : start if listed < start else None])
     if isinstance(vocab, list):
         vocab = [entry[0] if isinstance(entry, list) and entry else None for entry in vocab]
-        sound = all(isinstance(token, str) for token in vocab)
+        sound = set(map(type, vocab)) == {str}
     else:
-        sound = all(type(token) is int and token >= 0 for token in vocab.values())
-    if not (sound and vocab):
+        sound = set(map(type, vocab.values())) == {int} and min(vocab.values()) >= 0
+    if not sound:
         raise Unreadable(file.name, "has a vocabulary that does not give each token an id")
     tokens = {}
     for entry in added:
@@ -141,9 +137,18 @@ def _vocabulary(file: Path) -> tuple[dict[str, int] | list[str], dict[str, int]]
     return vocab, tokens
 
 
-def _end_of_added(data: bytes, start: int, vocabulary: int) -> int:
-    """Where the text to look for the added tokens ends: at the vocabulary, where that comes behind."""
-    return vocabulary if start < vocabulary else len(data)
+def _member(data: bytes, name: bytes, start: int = 0) -> int | None:
+    """Where the first member of that name begins that is an object or an array.
+
+    Within a string the quotes would be escaped, and a token that is called so is followed by its id.
+    """
+    at = data.find(name, start)
+    while at >= 0:
+        opening = _OPENING.match(data, at + len(name))
+        if opening and data[at - 1 : at] != b"\\":
+            return opening.end()
+        at = data.find(name, at + 1)
+    return None
 
 
 def _parsed(file: Path, data: bytes) -> Any:
