@@ -13,7 +13,7 @@ from pipeline.verify import contracts
 from pipeline.verify.contracts import Broken, Contract
 
 if TYPE_CHECKING:
-    from pipeline.spec import BuildSpec
+    from pipeline.verify.asked import Asked
     from pipeline.verify.bundle import Bundle
     from pipeline.verify.tokenizer_files import Tokenizer, Unreadable
 
@@ -34,7 +34,7 @@ class Case:
     held_to: Sequence[Contract]
     claimed: bool
     broken: Sequence[Broken]
-    asked: BuildSpec | None = None
+    asked: Asked | None = None
     asker: str = ""
     tokenizer: Tokenizer | None = None
     tokenizer_problem: Unreadable | None = None
@@ -46,7 +46,7 @@ class Case:
         evidence: Evidence,
         *,
         held_to: Sequence[Contract] | None = None,
-        asked: BuildSpec | None = None,
+        asked: Asked | None = None,
         tokenizer: Tokenizer | None = None,
         tokenizer_problem: Unreadable | None = None,
         bundle: Bundle | None = None,
@@ -58,7 +58,7 @@ class Case:
         chosen = contracts.claimed(evidence.constants) if held_to is None else held_to
         broken = [item for contract in chosen for item in contracts.broken_in(contract, evidence.constants)]
         refused = {item.subject for item in broken}
-        recorded = bundle.spec if bundle is not None else None
+        recorded = bundle.asked if bundle is not None else None
         return cls(
             evidence=evidence,
             published={name: value for name, value in evidence.constants.items() if name not in refused},

@@ -5,9 +5,12 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from executorch.exir._serialize.generated.executorch_flatbuffer.KernelTypes import KernelTypes
-from executorch.exir._serialize.generated.executorch_flatbuffer.Program import Program
-from executorch.exir._serialize.generated.executorch_flatbuffer.Tensor import Tensor
+from tests.tiny_models import library_warnings_ignored
+
+with library_warnings_ignored():
+    from executorch.exir._serialize.generated.executorch_flatbuffer.KernelTypes import KernelTypes
+    from executorch.exir._serialize.generated.executorch_flatbuffer.Program import Program
+    from executorch.exir._serialize.generated.executorch_flatbuffer.Tensor import Tensor
 
 SCALAR_TYPE, SIZES, DATA_BUFFER = 4, 8, 14
 """Where in a Tensor's vtable these fields stand."""

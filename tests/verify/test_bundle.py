@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.spec import UNQUANTIZED, BuildSpec, WeightFormat
+from pipeline.spec import DEFAULT_GROUP_SIZE, BuildSpec, WeightFormat
+from pipeline.verify.asked import IN_MLX, NONE, Asked, Weights
 from pipeline.verify.bundle import Bundle, Layer, read
 
-LAYER = {"layer": 0, "cache": 0, "num_kv_heads": 2, "head_dim": 64, "window": 0}
-REPORT = {"end_of_text": {"config": [2, 7]}, "attention": [LAYER], "notes": []}
-SPEC = {
+LAYER: dict[str, Any] = {"layer": 0, "cache": 0, "num_kv_heads": 2, "head_dim": 64, "window": 0}
+REPORT: dict[str, Any] = {"end_of_text": {"config": [2, 7]}, "attention": [LAYER], "notes": []}
+SPEC: dict[str, Any] = {
     "dtype": "bf16",
     "linear": {"scheme": "4w", "group_size": 32},
     "embedding": "none",
@@ -23,7 +25,7 @@ SPEC = {
     "backend": "mlx",
     "logits": "last",
 }
-RECORD = {
+RECORD: dict[str, Any] = {
     "name": "tiny",
     "files": {"model.pte": "00", "tokenizer.json": "11"},
     "steps": {
@@ -52,10 +54,10 @@ def test_what_is_recorded_is_read(tmp_path: Path) -> None:
         directory=tmp_path,
         layers=(Layer(layer=0, cache=0, num_kv_heads=2, head_dim=64, window=0),),
         ends={"config": (2, 7)},
-        spec=BuildSpec(
+        asked=Asked(
             dtype="bf16",
-            linear=WeightFormat(scheme="4w", group_size=32),
-            embedding=UNQUANTIZED,
+            linear=Weights("4w", 32),
+            embedding=Weights("none", 0),
             max_seq_len=128,
             max_context_len=1024,
             placement="off_graph",
@@ -71,13 +73,37 @@ def test_what_is_recorded_is_read(tmp_path: Path) -> None:
 def test_a_report_of_before_layers_were_recorded_says_nothing_of_them(tmp_path: Path) -> None:
     found = read(written(tmp_path, {"end_of_text": {}, "notes": []}))
     assert found is not None
-    assert (found.layers, found.spec, found.problems) == (None, None, ())
+    assert (found.layers, found.asked, found.problems) == (None, None, ())
 
 
 def changed(record: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """A record whose build was asked for something else."""
     asked = {"spec": SPEC | fields, "libraries": {}}
     return record | {"steps": {"build": {"asked": asked, "outputs": {}}}}
+
+
+NO_REPORTS: list[dict[str, Any]] = [
+    {"attention": [{"layer": 0}]},
+    {"attention": 5},
+    {"attention": [LAYER | {"window": "0"}]},
+    {"attention": [LAYER | {"window": True}]},
+    {"end_of_text": [2]},
+    {"end_of_text": {"config": 2}},
+    {"end_of_text": {"config": ["2"]}},
+]
+NO_RECORDS: list[dict[str, Any]] = [
+    {"steps": []},
+    {"steps": {"build": 5}},
+    {"steps": {"build": {"outputs": {}}}},
+    {"files": {"a": "0"}, "steps": {"fetch": {"outputs": {"a": {"size_bytes": "5"}}}}},
+    changed(RECORD, dtype=["bf16"]),
+    changed(RECORD, backend={}),
+    changed(RECORD, max_seq_len="128"),
+    changed(RECORD, linear={"scheme": "9w", "group_size": 3}),
+    changed(RECORD, linear={"scheme": [], "group_size": 3}),
+    changed(RECORD, linear={"scheme": "4w"}),
+    changed(RECORD, linear=["4w"]),
+]
 
 
 @pytest.mark.parametrize(
@@ -89,30 +115,11 @@ def changed(record: dict[str, Any], **fields: Any) -> dict[str, Any]:
         (" " * (1 << 24) + "{}", None, ("report.json", "has more than 16777216 bytes")),
         *(
             (REPORT | changes, None, ("report.json", "does not say of layers and ends of text what a build writes"))
-            for changes in (
-                {"attention": [{"layer": 0}]},
-                {"attention": 5},
-                {"attention": [LAYER | {"window": "0"}]},
-                {"attention": [LAYER | {"window": True}]},
-                {"end_of_text": [2]},
-                {"end_of_text": {"config": 2}},
-                {"end_of_text": {"config": ["2"]}},
-            )
+            for changes in NO_REPORTS
         ),
         *(
-            (None, changes, ("build.json", "does not say what the artifact was built from as a build writes it"))
-            for changes in (
-                {"steps": []},
-                {"steps": {"build": 5}},
-                {"steps": {"build": {"outputs": {}}}},
-                {"files": {"a": "0"}, "steps": {"fetch": {"outputs": {"a": {"size_bytes": "5"}}}}},
-                changed(RECORD, dtype=["bf16"]),
-                changed(RECORD, backend={}),
-                changed(RECORD, max_seq_len="128"),
-                changed(RECORD, linear={"scheme": "9w", "group_size": 3}),
-                changed(RECORD, linear={"scheme": "4w"}),
-                changed(RECORD, linear=["4w"]),
-            )
+            (None, record, ("build.json", "does not say what the artifact was built from as a build writes it"))
+            for record in NO_RECORDS
         ),
     ],
 )
@@ -127,3 +134,13 @@ def test_a_record_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found is not None
     assert found.problems == (("report.json", "cannot be read (Is a directory)"),)
+
+
+@pytest.mark.parametrize("scheme", DEFAULT_GROUP_SIZE)
+@pytest.mark.parametrize("size", [0, 64])
+def test_a_record_of_a_manifests_spec_is_what_the_manifest_asks_for(scheme: str, size: int) -> None:
+    form = WeightFormat(scheme=scheme, group_size=size)
+    spec = BuildSpec(**SPEC | {"linear": form, "embedding": WeightFormat(scheme="none", group_size=0)})
+    assert Asked.recorded(json.loads(json.dumps(asdict(spec)))) == Asked.of(spec)
+    assert str(Asked.of(spec).linear) == str(form)
+    assert {NONE, *IN_MLX} == set(DEFAULT_GROUP_SIZE)

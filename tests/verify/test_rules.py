@@ -16,6 +16,7 @@ from pipeline.pte import PteFile, TensorValue
 from pipeline.pte.program import IntValue
 from pipeline.spec import BuildSpec, WeightFormat
 from pipeline.verify import RULES, Severity, contract_files, contracts, examine, summary
+from pipeline.verify.asked import Asked
 from pipeline.verify.bundle import Layer
 from pipeline.verify.case import Case
 from pipeline.verify.tokenizer_files import Unreadable
@@ -723,7 +724,9 @@ CASES: list[tuple[Evidence | Case, str, str, str]] = [
         "get_logits_to_keep_mode says last but the manifest asks for full",
     ),
     (
-        with_bundle(with_constants(get_prefill_chunk_size=None, get_max_ctx_len=None), spec=asked(max_seq_len=64)),
+        with_bundle(
+            with_constants(get_prefill_chunk_size=None, get_max_ctx_len=None), asked=Asked.of(asked(max_seq_len=64))
+        ),
         "PTE403",
         "get_max_seq_len",
         "get_max_seq_len says 128 but build.json asked for 64",

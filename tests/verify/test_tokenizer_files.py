@@ -65,6 +65,22 @@ def test_a_real_tokenizer_is_read_as_it_knows_itself(tmp_path: Path) -> None:
     assert found.template == real.chat_template
 
 
+@pytest.mark.parametrize(
+    "vocab",
+    [
+        '{\n      "</s>": 1,\n      "<s>": 0,\n      "\\\\": 2\n    }',
+        '{\n      "</s>": 1, "<s>": 0,\n      "\\": 2": 2\n    }',
+        '{\n"</s>": 1,\n"<s>": 0,\n"x}": 2\n}',
+        '{\n      "</s>": 1,\n      "<s>": 0,\n      "x": 2 }',
+        '{ "</s>": 1,\n      "<s>": 0,\n      "x": 2\n    }',
+        '{\r\n      "</s>": 1,\r\n      "<s>": 0,\r\n      "x": 2\r\n    }',
+    ],
+)
+def test_lines_are_counted_on_where_each_has_one_token_and_nowhere_else(vocab: str, tmp_path: Path) -> None:
+    text = '{\n  "model": {\n    "vocab": ' + vocab + ',\n    "merges": []\n  }\n}'
+    assert read(files(tmp_path, tokenizer=text)).ids == frozenset(json.loads(vocab).values())
+
+
 def test_a_unigram_vocabulary_has_the_ids_of_its_order(tmp_path: Path) -> None:
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", -1.5], ["<s>", -2.0]]}
     found = read(files(tmp_path, tokenizer={"added_tokens": [], "model": model}))
