@@ -103,7 +103,7 @@ def read(path: Path) -> Tokenizer:
     if end is not None:
         ends["the tokenizer"] = (end,)
     generation = _settings(directory / GENERATION).get("eos_token_id")
-    stops = generation if isinstance(generation, list) else [generation]
+    stops: list[Any] = generation if isinstance(generation, list) else [generation]
     if all(type(token) is int for token in stops):
         ends["the generation config"] = tuple(stops)
     return Tokenizer(
@@ -146,7 +146,7 @@ def _tokens(file: Path, data: bytes) -> dict[str, int]:
     """The vocabulary, which gives each token an id or has them in the order of their ids."""
     vocab = _parsed(file, data)
     if isinstance(vocab, list):
-        pieces = [entry[0] if isinstance(entry, list) and entry else None for entry in vocab]
+        pieces: list[Any] = [entry[0] if isinstance(entry, list) and entry else None for entry in vocab]
         if set(map(type, pieces)) == {str}:
             return {piece: index for index, piece in enumerate(pieces)}
     elif set(map(type, vocab.values())) == {int} and min(vocab.values()) >= 0:
