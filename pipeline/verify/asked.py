@@ -71,6 +71,8 @@ class Asked(NamedTuple):
         for field in cls._fields:
             if field not in ("linear", "embedding") and type(fields[field]) is not kinds.get(field, str):
                 raise TypeError(field)
+            if field not in ("linear", "embedding", *kinds) and not fields[field].isidentifier():
+                raise ValueError(field)
         weights = {kind: _weights(fields[kind]) for kind in ("linear", "embedding")}
         return cls(**{field: fields[field] for field in cls._fields} | weights)
 

@@ -99,7 +99,7 @@ def _record(
     try:
         steps = record.get("steps", {})
         made = {name: made for step in steps.values() for name, made in step["outputs"].items()}
-        sizes = {name: _count(made[name]["size_bytes"]) for name in record.get("files", {}) if name in made}
+        sizes = {_name(name): _count(made[name]["size_bytes"]) for name in record.get("files", {}) if name in made}
         if "build" in steps:
             build = steps["build"]["asked"]
             libraries = {str(name): str(version) for name, version in build["libraries"].items()}
@@ -107,6 +107,13 @@ def _record(
     except (AttributeError, KeyError, TypeError, ValueError):
         problems.append((RECORD, "does not say what the artifact was built from as a build writes it"))
     return asked, libraries, sizes
+
+
+def _name(value: str) -> str:
+    """Of a file that lies in the directory itself."""
+    if not value.isprintable() or Path(value).name != value:
+        raise ValueError(value)
+    return value
 
 
 def _count(value: Any) -> int:

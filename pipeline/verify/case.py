@@ -23,7 +23,7 @@ PER_CACHE = CACHE_METHODS[1:]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """``published`` are the values that no contract of the case refuses; ``evidence`` has all of them.
+    """``published`` are the values that no contract refuses, be the case held to it or not; ``evidence`` has all.
 
     ``claimed`` says whether ``held_to`` are the contracts that the artifact claims, not ones chosen for it.
     ``asked`` is what the artifact was to be, and ``asker`` who says so, to stand before it in a sentence.
@@ -57,7 +57,7 @@ class Case:
         """
         chosen = contracts.claimed(evidence.constants) if held_to is None else held_to
         broken = [item for contract in chosen for item in contracts.broken_in(contract, evidence.constants)]
-        refused = {item.subject for item in broken}
+        refused = {item.subject for item in broken} | contracts.unsound(evidence.constants)
         recorded = bundle.asked if bundle is not None else None
         return cls(
             evidence=evidence,

@@ -129,6 +129,16 @@ def broken_in(contract: Contract, constants: Mapping[str, Any]) -> list[Broken]:
     return sorted(found.values(), key=lambda broken: order.get(broken.subject, len(order)))
 
 
+def unsound(constants: Mapping[str, Any]) -> set[str]:
+    """The methods of shipped contracts that publish what a contract refuses. No rule need expect such values."""
+    return {
+        name
+        for contract in known()
+        for name, said in contract.methods.items()
+        if name in constants and any(True for _ in violations(said, constants[name]))
+    }
+
+
 _SERIOUSNESS = (ABSENT, TENSOR, KIND, RANGE, TOGETHER)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
 import pytest
 
-from pipeline.verify import contract_files, contracts
+from pipeline.verify import contract_files, contracts, summary
+from pipeline.verify.asked import Asked
+from pipeline.verify.case import Case
 from pipeline.verify.contracts import Contract
 from pipeline.verify.keywords import violations
-from tests.verify.examples import GOOD_CONSTANTS, int32
+from pipeline.verify.rules import REGISTERED
+from tests.verify.examples import ASKED, BUNDLE, GOOD, GOOD_CONSTANTS, TOKENIZER, int32
 
 VALUES: list[Any] = [
     None,
@@ -73,6 +77,23 @@ def test_it_agrees_with_a_general_validator_on_what_is_missing(contract: Contrac
         assert {(keyword, missing) for _, keyword, missing in ours} == {
             (keyword, missing) for _, keyword, missing in theirs
         }
+
+
+def test_what_is_too_long_is_not_looked_through() -> None:
+    rules = {"properties": {"get_x": {"maxItems": 2, "items": {"type": "integer"}}}}
+    assert [broken.keyword for broken in violations(rules, {"get_x": ["a"] * 3})] == ["maxItems"]
+
+
+@pytest.mark.parametrize("held_to", [None, ()], ids=["claimed", "none"])
+def test_no_value_is_too_much_for_a_rule(held_to: Any) -> None:
+    """Also where no contract that it is held to refuses it."""
+    names = sorted({name for contract in contracts.known() for name in contract.methods})
+    for name, value in itertools.product(names, [*VALUES, [-1] * 5000, int32(*[7] * 5000)]):
+        evidence = dataclasses.replace(GOOD, constants={**GOOD_CONSTANTS, name: value})
+        given = Case.of(evidence, held_to=held_to, asked=Asked.of(ASKED), tokenizer=TOKENIZER, bundle=BUNDLE)
+        for rule in REGISTERED.values():
+            list(rule.find(given))
+        summary(given)
 
 
 def test_a_keyword_that_is_not_evaluated_is_not_overlooked() -> None:
