@@ -31,7 +31,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     FETCH: (),
     QUANTIZE: (FETCH,),
     BUILD: (FETCH, QUANTIZE),
-    VERIFY: (BUILD,),
+    VERIFY: (FETCH, BUILD),
     SMOKE: (FETCH, QUANTIZE, BUILD),
     BUNDLE: (FETCH, QUANTIZE, BUILD, VERIFY, SMOKE),
 }

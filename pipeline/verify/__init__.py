@@ -33,6 +33,7 @@ from pipeline.pte.flatbuffer import quoted
 
 # Importing the rules' modules registers their rules.
 from pipeline.verify import bundle, contracts, file, graph, manifest, model, published, tokenizer, tokenizer_files
+from pipeline.verify.asked import Asked
 from pipeline.verify.bundle import ARTIFACT
 from pipeline.verify.case import Case
 from pipeline.verify.contracts import Contract
@@ -96,7 +97,7 @@ def examine(path: Path, question: Question = Question()) -> Report:
     case = Case.of(
         evidence,
         held_to=question.contracts,
-        asked=question.asked,
+        asked=None if question.asked is None else Asked.of(question.asked),
         tokenizer=found,
         tokenizer_problem=problem,
         bundle=recorded,

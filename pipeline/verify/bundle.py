@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from pipeline.spec import BuildSpec
+from pipeline.verify.asked import Asked
 
 ARTIFACT, REPORT, RECORD = "model.pte", "report.json", "build.json"
 
@@ -30,7 +29,7 @@ class Layer(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """``layers`` and ``spec`` are ``None`` where nothing is recorded of them.
+    """``layers`` and ``asked`` are ``None`` where nothing is recorded of them.
 
     ``ends`` are the ids that end a text, by what names them; ``libraries`` the versions that the build used;
     ``sizes`` the bytes of each file that the bundle consists of. ``problems`` are files that are not as a build writes
@@ -40,7 +39,7 @@ class Bundle(NamedTuple):
     directory: Path
     layers: tuple[Layer, ...] | None
     ends: Mapping[str, tuple[int, ...]]
-    spec: BuildSpec | None
+    asked: Asked | None
     libraries: Mapping[str, str]
     sizes: Mapping[str, int]
     problems: tuple[tuple[str, str], ...]
@@ -54,8 +53,8 @@ def read(directory: Path) -> Bundle | None:
     if report is None and record is None and not problems:
         return None
     layers, ends = _report(report or {}, problems)
-    spec, libraries, sizes = _record(record or {}, problems)
-    return Bundle(directory, layers, ends, spec, libraries, sizes, tuple(problems))
+    asked, libraries, sizes = _record(record or {}, problems)
+    return Bundle(directory, layers, ends, asked, libraries, sizes, tuple(problems))
 
 
 def _object(file: Path, problems: list[tuple[str, str]]) -> dict[str, Any] | None:
@@ -95,45 +94,25 @@ def _report(
 
 def _record(
     record: dict[str, Any], problems: list[tuple[str, str]]
-) -> tuple[BuildSpec | None, dict[str, str], dict[str, int]]:
-    spec, libraries, sizes = None, {}, {}
+) -> tuple[Asked | None, dict[str, str], dict[str, int]]:
+    asked, libraries, sizes = None, {}, {}
     try:
         steps = record.get("steps", {})
         made = {name: made for step in steps.values() for name, made in step["outputs"].items()}
-        sizes = {name: _count(made[name]["size_bytes"]) for name in record.get("files", {}) if name in made}
+        sizes = {_name(name): _count(made[name]["size_bytes"]) for name in record.get("files", {}) if name in made}
         if "build" in steps:
-            asked = steps["build"]["asked"]
-            libraries = {str(name): str(version) for name, version in asked["libraries"].items()}
-            spec = _spec(asked["spec"])
+            build = steps["build"]["asked"]
+            libraries = {str(name): str(version) for name, version in build["libraries"].items()}
+            asked = Asked.recorded(build["spec"])
     except (AttributeError, KeyError, TypeError, ValueError):
         problems.append((RECORD, "does not say what the artifact was built from as a build writes it"))
-    return spec, libraries, sizes
+    return asked, libraries, sizes
 
 
-def _spec(asked: dict[str, Any]) -> BuildSpec:
-    # Imported here: only a bundle needs it.
-    from pipeline.spec import DEFAULT_GROUP_SIZE, NONE, UNQUANTIZED, BuildSpec, WeightFormat
-
-    weights = {}
-    for kind in ("linear", "embedding"):
-        form = UNQUANTIZED if asked[kind] == NONE else WeightFormat(**asked[kind])
-        if form.scheme not in DEFAULT_GROUP_SIZE:
-            raise ValueError(form)
-        weights[kind] = form
-    return BuildSpec(
-        dtype=_word(asked["dtype"]),
-        max_seq_len=_count(asked["max_seq_len"]),
-        max_context_len=_count(asked["max_context_len"]),
-        placement=_word(asked["placement"]),
-        backend=_word(asked["backend"]),
-        logits=_word(asked["logits"]),
-        **weights,
-    )
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
+def _name(value: str) -> str:
+    """Of a file that lies in the directory itself."""
+    if not value.isprintable() or Path(value).name != value:
+        raise ValueError(value)
     return value
 
 

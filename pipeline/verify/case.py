@@ -13,7 +13,7 @@ from pipeline.verify import contracts
 from pipeline.verify.contracts import Broken, Contract
 
 if TYPE_CHECKING:
-    from pipeline.spec import BuildSpec
+    from pipeline.verify.asked import Asked
     from pipeline.verify.bundle import Bundle
     from pipeline.verify.tokenizer_files import Tokenizer, Unreadable
 
@@ -23,7 +23,7 @@ PER_CACHE = CACHE_METHODS[1:]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """``published`` are the values that no contract of the case refuses; ``evidence`` has all of them.
+    """``published`` are the values that no contract refuses, be the case held to it or not; ``evidence`` has all.
 
     ``claimed`` says whether ``held_to`` are the contracts that the artifact claims, not ones chosen for it.
     ``asked`` is what the artifact was to be, and ``asker`` who says so, to stand before it in a sentence.
@@ -34,7 +34,7 @@ class Case:
     held_to: Sequence[Contract]
     claimed: bool
     broken: Sequence[Broken]
-    asked: BuildSpec | None = None
+    asked: Asked | None = None
     asker: str = ""
     tokenizer: Tokenizer | None = None
     tokenizer_problem: Unreadable | None = None
@@ -46,7 +46,7 @@ class Case:
         evidence: Evidence,
         *,
         held_to: Sequence[Contract] | None = None,
-        asked: BuildSpec | None = None,
+        asked: Asked | None = None,
         tokenizer: Tokenizer | None = None,
         tokenizer_problem: Unreadable | None = None,
         bundle: Bundle | None = None,
@@ -57,8 +57,8 @@ class Case:
         """
         chosen = contracts.claimed(evidence.constants) if held_to is None else held_to
         broken = [item for contract in chosen for item in contracts.broken_in(contract, evidence.constants)]
-        refused = {item.subject for item in broken}
-        recorded = bundle.spec if bundle is not None else None
+        refused = {item.subject for item in broken} | contracts.unsound(evidence.constants)
+        recorded = bundle.asked if bundle is not None else None
         return cls(
             evidence=evidence,
             published={name: value for name, value in evidence.constants.items() if name not in refused},

@@ -164,7 +164,8 @@ def _violations(rules: Mapping[str, Any], constants: Any) -> Iterator[Violation]
     strict: Any = extend(Draft202012Validator, type_checker=types)  # type: ignore[no-untyped-call]
     try:
         for error in strict(rules).iter_errors(constants):
-            yield Violation(tuple(error.absolute_path), error.validator, _missing(error))
+            # A schema that is ``false`` has no keyword that could be broken, and no path.
+            yield Violation(tuple(error.absolute_path), error.validator or "false", _missing(error))
     except RecursionError:
         raise ContractError(
             "the contract's schema refers to itself without end; expected references that come to one. Correct it."

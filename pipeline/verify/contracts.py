@@ -129,6 +129,16 @@ def broken_in(contract: Contract, constants: Mapping[str, Any]) -> list[Broken]:
     return sorted(found.values(), key=lambda broken: order.get(broken.subject, len(order)))
 
 
+def unsound(constants: Mapping[str, Any]) -> set[str]:
+    """The methods of shipped contracts that publish what a contract refuses. No rule need expect such values."""
+    return {
+        name
+        for contract in known()
+        for name, said in contract.methods.items()
+        if name in constants and any(True for _ in violations(said, constants[name]))
+    }
+
+
 _SERIOUSNESS = (ABSENT, TENSOR, KIND, RANGE, TOGETHER)
 
 
@@ -156,9 +166,9 @@ def _how(violation: Violation) -> str:
 
 def _expected(contract: Contract, name: str, keyword: str = "type") -> str:
     """What the contract wants of a method, to stand after 'expected'."""
-    said = contract.methods.get(name, {})
+    said = contract.methods.get(name)
     if not isinstance(said, Mapping):
-        return "another value" if said is False else "a value"
+        return "what the contract's schema says of it"
     if "x-expected" in said:
         return str(said["x-expected"])
     return f"{keyword} {cut(said[keyword])}" if keyword in said else "what the contract's schema says of it"

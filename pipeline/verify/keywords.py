@@ -40,7 +40,11 @@ def violations(rules: Mapping[str, Any], value: Any, path: Path = ()) -> Iterato
     for keyword, argument in rules.items():
         evaluate = _KEYWORDS.get(keyword)
         if evaluate is not None:
-            yield from evaluate(argument, value, path)
+            for violation in evaluate(argument, value, path):
+                yield violation
+                if keyword == "maxItems":
+                    # What is too long is not looked through besides.
+                    return
         else:
             assert keyword in SAYS_NOTHING or keyword.startswith("x-"), f"no shipped contract may use {keyword}"
 

@@ -6,19 +6,15 @@ That is a manifest's word, or else what the bundle's own record says it was buil
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pipeline.evidence import BACKEND, QuantizedFormat
 from pipeline.pte.flatbuffer import quoted
+from pipeline.verify.asked import IN_MLX, Weights
 from pipeline.verify.case import Case
 from pipeline.verify.findings import Pair
 from pipeline.verify.rules import ERROR, Broken, rule
 
-if TYPE_CHECKING:
-    from pipeline.spec import WeightFormat
-
 _DELEGATES = {"mlx": BACKEND}
-_IN_MLX = {"4w": ("affine", 4), "8w": ("affine", 8), "nvfp4": ("nvfp4", 4), "mxfp8": ("mxfp8", 8)}
 
 
 def _as_asked(case: Case, name: str, found: object, asked: object) -> Iterator[Broken]:
@@ -103,7 +99,7 @@ def _weights(
     case: Case,
     field: str,
     kind: str,
-    form: WeightFormat,
+    form: Weights,
     held: frozenset[QuantizedFormat],
     admitted: frozenset[QuantizedFormat],
 ) -> Iterator[Broken]:
@@ -121,11 +117,11 @@ def _weights(
         yield Broken(f"quantization.{field}", f"the graph has no {kind} as {form} but {case.asker} them")
 
 
-def _in_mlx(form: WeightFormat) -> frozenset[QuantizedFormat]:
+def _in_mlx(form: Weights) -> frozenset[QuantizedFormat]:
     """What MLX makes of a format; a scale of a whole row is repeated for groups of the largest size that divides it."""
     if not form.quantized:
         return frozenset()
-    mode, bits = _IN_MLX[form.scheme]
+    mode, bits = IN_MLX[form.scheme]
     return frozenset(
         QuantizedFormat(mode, bits, size) for size in ((form.group_size,) if form.group_size else (32, 64, 128))
     )

@@ -236,5 +236,5 @@ def _bos(case: Case) -> tuple[int, ...]:
 def _ends(case: Case) -> Mapping[str, tuple[int, ...]]:
     """Every end of text that the model's files name, by where: as the build recorded them, and as they lie there."""
     recorded = case.bundle.ends if case.bundle is not None else {}
-    ends = {SOURCES.get(source, source): ids for source, ids in recorded.items()}
+    ends = {SOURCES.get(source) or quoted(source): ids for source, ids in recorded.items()}
     return {**ends, **(case.tokenizer.ends if case.tokenizer is not None else {})}

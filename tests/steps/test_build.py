@@ -223,6 +223,7 @@ def test_the_report_tells_where_each_end_is_named_and_what_is_odd(tmp_path: Path
     del report["proof"]
     assert report == {
         "end_of_text": {"generation_config": [EOS, 270], "config": [EOS], "tokenizer": [EOS], "chat_template": [3]},
+        "attention": [{"layer": 0, "cache": 0, "num_kv_heads": 2, "head_dim": 16, "window": 0}],
         "notes": [
             "12 of the 272 logits belong to no token of the tokenizer: padding",
             "the generation config ends a text with token 270, which the tokenizer has not",

@@ -11,6 +11,7 @@ from pipeline.pte import TensorValue
 from pipeline.pte.mlx_shapes import Attend
 from pipeline.spec import UNQUANTIZED, BuildSpec
 from pipeline.verify import check
+from pipeline.verify.asked import Asked
 from pipeline.verify.bundle import Bundle, Layer
 from pipeline.verify.case import Case
 from pipeline.verify.rules import REGISTERED
@@ -121,25 +122,26 @@ TOKENIZER = Tokenizer(
     unknown={},
     template="",
 )
+LAYERS = (
+    Layer(layer=0, cache=0, num_kv_heads=2, head_dim=64, window=0),
+    Layer(layer=1, cache=1, num_kv_heads=2, head_dim=64, window=128),
+    # A window that no text of the context outgrows is published as none.
+    Layer(layer=2, cache=2, num_kv_heads=1, head_dim=128, window=4096),
+    Layer(layer=3, cache=0, num_kv_heads=2, head_dim=64, window=0),
+)
 BUNDLE = Bundle(
     directory=Path("somewhere"),
-    layers=(
-        Layer(layer=0, cache=0, num_kv_heads=2, head_dim=64, window=0),
-        Layer(layer=1, cache=1, num_kv_heads=2, head_dim=64, window=128),
-        # A window that no text of the context outgrows is published as none.
-        Layer(layer=2, cache=2, num_kv_heads=1, head_dim=128, window=4096),
-        Layer(layer=3, cache=0, num_kv_heads=2, head_dim=64, window=0),
-    ),
+    layers=LAYERS,
     ends={"generation_config": (2, 7), "tokenizer": (2,)},
-    spec=ASKED,
+    asked=Asked.of(ASKED),
     libraries={"executorch": "1.5.1"},
     sizes={},
     problems=(),
 )
 
 
-def case(evidence: Evidence = GOOD, **given: Any) -> Case:
-    return Case.of(evidence, **given)
+def case(evidence: Evidence = GOOD, asked: BuildSpec | None = None, **given: Any) -> Case:
+    return Case.of(evidence, asked=None if asked is None else Asked.of(asked), **given)
 
 
 def with_tokenizer(evidence: Evidence = GOOD, **changes: Any) -> Case:

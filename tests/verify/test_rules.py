@@ -16,6 +16,7 @@ from pipeline.pte import PteFile, TensorValue
 from pipeline.pte.program import IntValue
 from pipeline.spec import BuildSpec, WeightFormat
 from pipeline.verify import RULES, Severity, contract_files, contracts, examine, summary
+from pipeline.verify.asked import Asked
 from pipeline.verify.bundle import Layer
 from pipeline.verify.case import Case
 from pipeline.verify.tokenizer_files import Unreadable
@@ -28,6 +29,7 @@ from tests.verify.examples import (
     GOOD,
     GOOD_CONSTANTS,
     GRAPH,
+    LAYERS,
     LOGITS,
     MANY_LOGITS,
     POSITIONS,
@@ -143,7 +145,7 @@ def asked(**changes: Any) -> BuildSpec:
 
 
 def layer(index: int, **changes: int) -> Layer:
-    return BUNDLE.layers[index]._replace(**changes)
+    return LAYERS[index]._replace(**changes)
 
 
 def wide(vocab: int) -> Evidence:
@@ -674,25 +676,25 @@ CASES: list[tuple[Evidence | Case, str, str, str]] = [
         "report.json is no JSON",
     ),
     (
-        with_bundle(layers=BUNDLE.layers[:2]),
+        with_bundle(layers=LAYERS[:2]),
         "PTE602",
         "get_n_caches",
         "get_n_caches is 3 but the model's 2 layers write 2 caches, as report.json says",
     ),
     (
-        with_bundle(layers=(layer(1, num_kv_heads=4), *BUNDLE.layers)),
+        with_bundle(layers=(layer(1, num_kv_heads=4), *LAYERS)),
         "PTE603",
         "get_kv_heads",
         "get_kv_heads has 2 for cache 1 but layer 1 of the model has 4 KV heads, as report.json says",
     ),
     (
-        with_bundle(layers=(layer(2, head_dim=64), *BUNDLE.layers)),
+        with_bundle(layers=(layer(2, head_dim=64), *LAYERS)),
         "PTE604",
         "get_head_dims",
         "get_head_dims has 128 for cache 2 but layer 2 of the model has 64 elements a head, as report.json says",
     ),
     (
-        with_bundle(layers=(layer(1, window=0), *BUNDLE.layers)),
+        with_bundle(layers=(layer(1, window=0), *LAYERS)),
         "PTE605",
         "get_windows",
         "get_windows has 128 for cache 1 but layer 1 of the model has 0 positions of window, as report.json says",
@@ -722,7 +724,9 @@ CASES: list[tuple[Evidence | Case, str, str, str]] = [
         "get_logits_to_keep_mode says last but the manifest asks for full",
     ),
     (
-        with_bundle(with_constants(get_prefill_chunk_size=None, get_max_ctx_len=None), spec=asked(max_seq_len=64)),
+        with_bundle(
+            with_constants(get_prefill_chunk_size=None, get_max_ctx_len=None), asked=Asked.of(asked(max_seq_len=64))
+        ),
         "PTE403",
         "get_max_seq_len",
         "get_max_seq_len says 128 but build.json asked for 64",
