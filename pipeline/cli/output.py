@@ -25,7 +25,9 @@ class Output:
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
-        self._try(lambda stream: stream.write(text))
+        # A full disk refuses even nothing.
+        if text:
+            self._try(lambda stream: stream.write(text))
         return len(text)
 
     def flush(self) -> None:
