@@ -16,7 +16,7 @@ from pipeline.errors import PteError, UsageError
 from pipeline.verify import Question, contracts, examine
 
 WORTH_A_PROCESS = 32
-"""Files that take as long to examine as another process to start."""
+"""As many small files as are examined while another process starts. Threads would only take turns: it is all Python."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,8 @@ FAIL_ON = {str(severity): severity for severity in reversed(Severity)} | {"never
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the verb ``verify``."""
-    parser = subparsers.add_parser("verify", help="check what .pte files publish", description=__doc__.replace("``", ""))
+    description = __doc__.replace("``", "")
+    parser = subparsers.add_parser("verify", help="check what .pte files publish", description=description)
     add = parser.add_argument
     add(
         "paths",

@@ -61,6 +61,12 @@ def test_every_run_has_its_tool_its_invocation_and_its_results(which: str) -> No
     assert invocation["executionSuccessful"] == (not failed)  # 3.20.21
 
 
+@pytest.mark.parametrize("version", ["1.2.3", None])
+def test_the_tool_tells_its_version_where_it_is_installed(version: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sarif, "installed", lambda: version)
+    assert told("good")["tool"]["driver"].get("version") == version
+
+
 def test_every_rule_is_described() -> None:
     rules = told("good")["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == list(RULES)  # 3.49.3: each once
