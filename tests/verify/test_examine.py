@@ -170,7 +170,7 @@ def test_neither_a_general_validator_nor_the_specs_classes_are_imported_for_it(s
 
 
 def test_a_cold_verification_takes_a_blink_and_little_memory(shipped: Path) -> None:
-    """Of the process's own time and memory, whatever else the machine is at; the bound is generous for a busy machine."""
+    """Of the process's own time and memory; the bound is generous for a busy machine."""
     script = f"{LOADED}; import resource; u = resource.getrusage(resource.RUSAGE_SELF); print(u.ru_utime, u.ru_maxrss)"
 
     def spent() -> tuple[float, int]:
