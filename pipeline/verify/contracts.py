@@ -71,6 +71,7 @@ class Broken(NamedTuple):
     text: str
 
 
+@cache
 def known() -> tuple[Contract, ...]:
     """The contracts that ship, by name and version."""
     return tuple(map(_shipped, schema.names(FOLDER)))
@@ -194,7 +195,6 @@ def cut(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
-@cache
 def _shipped(name: str) -> Contract:
     rules = schema.load(name)
     stem, _, version = name.removeprefix(f"{FOLDER}/").partition("@")

@@ -200,7 +200,7 @@ def _unpublished_start(case: Case) -> Iterator[Broken]:
 @rule(
     "PTE512",
     "named-token-unknown",
-    ERROR,
+    WARNING,
     Pair.PUBLISHED_TOKENIZER,
     "The tokenizer's settings name a start or an end of text that its vocabulary has not.",
     RIGHT_TOKENIZER,

@@ -224,5 +224,5 @@ def test_the_name_of_a_file_is_the_contracts_with_or_without_a_version(tmp_path:
 
 
 def test_held_to_nothing_an_artifact_is_still_looked_at(artifact: Callable[[str], Any]) -> None:
-    report = examine(artifact("llama").pte, Question(contracts=()))
+    report = examine(artifact("mixed").pte, Question(contracts=()))
     assert (report.contracts, report.findings) == ((), ())
