@@ -101,7 +101,7 @@ def _at_once(found: Sequence[Path | Closed], asked: Asked, processes: int) -> It
         for part, future in zip_longest(parts, futures):
             yield from told(part, future)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
 _DIED = "a process that examined it, or others beside it, was ended from outside. Use --jobs 1."
