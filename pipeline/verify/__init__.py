@@ -21,6 +21,7 @@ the logits' shape, and K/V shapes are compared where they follow from the graph 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,6 +60,7 @@ __all__ = [
 ]
 
 RULE_MODULES = (published, graph, manifest, tokenizer, model, file)
+"""Where the rules are."""
 
 RULES: Mapping[str, Rule] = MappingProxyType({id_: REGISTERED[id_].rule for id_ in sorted(REGISTERED)})
 """Every rule, by id and in the order of the ids."""
@@ -87,7 +89,8 @@ def examine(path: Path, question: Question = Question()) -> Report:
 
     Raises PteError when the file cannot be read.
     """
-    artifact = path / ARTIFACT if path.is_dir() else path
+    # Unlike Path's, it takes whatever the system says against a path for a no.
+    artifact = path / ARTIFACT if os.path.isdir(path) else path  # noqa: PTH112
     with PteFile.open(artifact) as pte:
         evidence = Evidence.of(pte)
         size_bytes = pte.size_bytes

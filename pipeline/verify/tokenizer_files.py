@@ -8,12 +8,14 @@ anything but ``Unreadable``.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.pte.flatbuffer import shown
 from pipeline.verify.contracts import cut
 
 MAX_BYTES = 1 << 26
@@ -70,7 +72,7 @@ class Tokenizer(NamedTuple):
 
 def lies_in(directory: Path) -> bool:
     """Whether there is a tokenizer that is read here."""
-    return directory.joinpath(TOKENIZER).is_file()
+    return _is_file(directory / TOKENIZER)
 
 
 def read(path: Path) -> Tokenizer:
@@ -78,13 +80,14 @@ def read(path: Path) -> Tokenizer:
 
     Raises Unreadable when a file is damaged, Absent when there is none that is read here.
     """
-    directory = path if path.is_dir() else path.parent
-    file = path / TOKENIZER if path.is_dir() else path
-    if not file.is_file():
+    is_directory = os.path.isdir(path)  # noqa: PTH112 - Path's raises where the system says no
+    directory = path if is_directory else path.parent
+    file = path / TOKENIZER if is_directory else path
+    if not _is_file(file):
         other = next((found.name for pattern in OTHERS for found in sorted(directory.glob(pattern))), None)
-        if path.is_dir() and other is not None:
+        if is_directory and other is not None:
             raise Absent(f"{other} is no {TOKENIZER}, which alone is read")
-        raise Unreadable(file.name, f"does not exist in {directory}")
+        raise Unreadable(shown(file.name), f"does not exist in {shown(str(directory))}")
     if file.suffix != ".json":
         raise Absent(f"{file.name} is no {TOKENIZER}, which alone is read")
     own, id_of, added = _vocabulary(file)
@@ -194,9 +197,13 @@ def _parsed(file: Path, data: bytes) -> Any:
         raise Unreadable(file.name, f"is no JSON ({str(error).split(':')[0] or type(error).__name__})") from None
 
 
+def _is_file(file: Path) -> bool:
+    return os.path.isfile(file)  # noqa: PTH113 - Path's raises where the system says no
+
+
 def _settings(file: Path) -> dict[str, Any]:
     """A file of settings, which need not exist."""
-    if not file.is_file():
+    if not _is_file(file):
         return {}
     try:
         settings = json.loads(_bytes(file))
@@ -226,7 +233,7 @@ def _text(token: Any) -> str | None:
 def _template(directory: Path, settings: Mapping[str, Any]) -> str:
     """The chat template's text; several are as one to whoever looks for a token in them."""
     file = directory / TEMPLATE
-    if file.is_file():
+    if _is_file(file):
         return _bytes(file).decode("utf-8", "replace")
     template = settings.get("chat_template", "")
     if isinstance(template, list):

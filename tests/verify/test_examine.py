@@ -122,6 +122,14 @@ def test_an_artifact_with_its_cache_outside_is_told_of_when_it_publishes_none(sh
     assert [finding.rule.id for finding in report.findings] == ["PTE321"]
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_a_path_that_the_system_refuses_is_a_sentence(name: str, shipped: Path) -> None:
+    with pytest.raises(PteError, match="cannot be read"):
+        examine(Path(name))
+    (finding,) = examine(shipped, Question(tokenizer=Path(name))).findings
+    assert finding.rule.id == "PTE501"
+
+
 @pytest.mark.parametrize(
     ("content", "text"), [(None, "there is no such file; expected a .pte"), (b"", "the file is empty")]
 )
