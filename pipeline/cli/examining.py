@@ -65,8 +65,6 @@ def _examine(path: Path | Closed, question: Question) -> Outcome:
         return examine(path, question)
     except PteError as error:
         return _unreadable(path, str(error).removeprefix(f"{path}: "))
-    except OSError as error:
-        return _unreadable(path, f"cannot be read ({error.strerror}); expected a .pte. Check the path.")
 
 
 def _unreadable(path: Path | Closed, problem: str = "") -> Unreadable:

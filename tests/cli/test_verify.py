@@ -101,7 +101,7 @@ def test_a_name_that_no_file_can_have_is_unreadable(capsys: pytest.CaptureFixtur
     assert main(["verify", "x" * 300]) == 3
     assert (
         capsys.readouterr().err
-        == f"{'x' * 300}: cannot be read (File name too long); expected a .pte. Check the path.\n"
+        == f"{'x' * 300}: cannot be read (File name too long); expected a .pte file. Check the path.\n"
     )
 
 
