@@ -165,7 +165,7 @@ def _meta(values: dict[str, Any]) -> TensorMeta:
     if len(shape) > MAX_RANK:
         raise Malformed(f"has rank {len(shape)}; at most {MAX_RANK} is supported")
     if order and order != tuple(range(len(shape))):
-        raise Malformed(f"has dim_order {list(order)}; expected row-major")
+        raise Malformed(f"has dim_order {list(order[: MAX_RANK + 1])}; expected row-major")
     return TensorMeta(shape, dtype.name)
 
 

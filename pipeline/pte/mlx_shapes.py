@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -53,14 +54,16 @@ class Shapes:
         if graph.init_chain is not None:
             self._run(graph.chains[graph.init_chain])
         self._constants = self._shapes
-        self._shapes = self._described((*graph.input_tids, *graph.mutable_tids))
+        self._shapes = self._described(graph.input_tids) | self._described(graph.mutable_tids)
         self._run(graph.chains[graph.main_chain])
         self.outputs = [self.tensor(Tid(slot.idx)) if slot.kind == "tensor" else None for slot in graph.output_map]
         self._run_nested()
 
     def _described(self, tids: Iterable[int]) -> dict[int, Shape]:
+        """Of ascending ids; a graph may have far more tensors than it describes."""
         shapes: dict[int, Shape] = {}
-        for tid in tids:
+        described = len(self._graph.tensor_meta)
+        for tid in takewhile(lambda tid: tid < described, tids):
             meta = self._graph.meta(tid)
             if meta is not None:
                 shapes[tid] = tuple(

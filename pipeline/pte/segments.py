@@ -31,24 +31,25 @@ class Head(NamedTuple):
 class NamedData(Mapping[str, memoryview]):
     """Named blobs; a view is made when a name is asked for. Several names may share a segment."""
 
-    def __init__(self, file: SegmentedFile, segment_of: dict[str, int]) -> None:
+    def __init__(self, file: SegmentedFile) -> None:
         self._file = file
-        self._segment_of = segment_of
 
     def __getitem__(self, name: str) -> memoryview:
-        return self._file.segment(self._segment_of[name])
+        return self._file.segment(self._file.segment_of[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._segment_of)
+        return iter(self._file.segment_of)
 
     def __len__(self) -> int:
-        return len(self._segment_of)
+        return len(self._file.segment_of)
 
 
 class SegmentedFile(ABC):
     """An open file. Use ``open(path)`` in a ``with``, or ``from_bytes``.
 
     Views given out stay valid after ``close``: the mapping goes when the last of them does.
+
+    ``segments`` says which bytes of the file each segment is, ``segment_of`` which segment a name's data are.
     """
 
     kind: ClassVar[str]
@@ -73,8 +74,9 @@ class SegmentedFile(ABC):
             )
         head = self._head()
         tables = self._decoded(head.tables)
-        self._segments = self._ranges(tables["segments"] or (), head)
-        self.named_data: Mapping[str, memoryview] = NamedData(self, self._names(tables["named_data"] or ()))
+        self.segments = self._ranges(tables["segments"] or (), head)
+        self.segment_of: Mapping[str, int] = self._names(tables["named_data"] or ())
+        self.named_data: Mapping[str, memoryview] = NamedData(self)
         self._read(tables)
 
     @abstractmethod
@@ -117,10 +119,10 @@ class SegmentedFile(ABC):
 
     def segment(self, index: int) -> memoryview:
         """The bytes of a segment. Raises ``PteError`` when the file has no such segment."""
-        if not 0 <= index < len(self._segments):
-            raise self._wrong(f"refers to segment {index} of {len(self._segments)}")
-        start, end = self._segments[index]
-        return self._data[start:end]
+        if not 0 <= index < len(self.segments):
+            raise self._wrong(f"refers to segment {index} of {len(self.segments)}")
+        held = self.segments[index]
+        return self._data[held.start : held.stop]
 
     def forget_pages(self) -> None:
         """The process holds none of the file's pages in memory any more; what is looked at again is mapped again.
@@ -155,7 +157,7 @@ class SegmentedFile(ABC):
             raise self._wrong(f"needs {end} bytes and has {self.size_bytes}; it was cut short")
         return Head(self._data[:tables_end], base, data_size)
 
-    def _ranges(self, segments: tuple[dict[str, Any], ...], head: Head) -> list[tuple[int, int]]:
+    def _ranges(self, segments: tuple[dict[str, Any], ...], head: Head) -> tuple[range, ...]:
         base = head.base
         end = base + head.data_size if head.data_size else self.size_bytes
         ranges = []
@@ -165,8 +167,8 @@ class SegmentedFile(ABC):
                 raise self._wrong(
                     f"has segment {index} of {segment['size']} bytes at byte {start}, outside {base} to {end}"
                 )
-            ranges.append((start, start + segment["size"]))
-        return ranges
+            ranges.append(range(start, start + segment["size"]))
+        return tuple(ranges)
 
     def _names(self, entries: tuple[dict[str, Any], ...]) -> dict[str, int]:
         names: dict[str, int] = {}
@@ -174,7 +176,7 @@ class SegmentedFile(ABC):
             key, index = entry["key"], entry["segment_index"]
             if key in names:
                 raise self._wrong(f"has named data {quoted(key)} twice")
-            if index >= len(self._segments):
-                raise self._wrong(f"has named data {quoted(key)} in segment {index} of {len(self._segments)}")
+            if index >= len(self.segments):
+                raise self._wrong(f"has named data {quoted(key)} in segment {index} of {len(self.segments)}")
             names[key] = index
         return names

@@ -1,0 +1,52 @@
+"""What happens to a file that is not trusted: everything that ``pte verify`` and ``pte inspect`` read of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from pipeline.evidence import Evidence
+from pipeline.pte import PtdFile, PteFile, parse_mlx_payload
+from pipeline.pte.mlx_shapes import Shapes
+from pipeline.verify import check
+
+
+def read(path: Path) -> None:
+    """Raises ``PteError`` if it is refused; anything else that is raised is a bug."""
+    if path.suffix == ".ptd":
+        _read_data(path)
+    else:
+        _verify(path)
+        _inspect(path)
+
+
+def _read_data(path: Path) -> None:
+    with PtdFile.open(path) as ptd:
+        for name, data in ptd.named_data.items():
+            assert len(data) == len(ptd.segments[ptd.segment_of[name]])
+        repr(ptd.layouts)
+
+
+def _verify(path: Path) -> None:
+    with PteFile.open(path) as pte:
+        evidence = Evidence.of(pte)
+    findings = check(evidence, None)
+    for finding in findings:
+        assert finding.message.isprintable()
+    if not findings:
+        evidence.summary()
+
+
+def _inspect(path: Path) -> None:
+    with PteFile.open(path) as pte:
+        repr(pte.program.constants())
+        for name, data in pte.named_data.items():
+            assert len(data) == len(pte.segments[pte.segment_of[name]])
+        for method in pte.program.methods.values():
+            repr((method.inputs, method.outputs, method.planned_bytes))
+            Counter((instruction.kind, instruction.operator) for instruction in method.instructions)
+            for delegate in method.delegates:
+                if delegate.id == "MLXBackend":
+                    graph = parse_mlx_payload(delegate.payload, f"{path}: {method.name}")
+                    Counter(node.name for chain in graph.chains for node in chain)
+                    repr((graph, Shapes(graph).outputs))
