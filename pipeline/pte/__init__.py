@@ -16,7 +16,7 @@
 
 from pipeline.pte.container import PteFile
 from pipeline.pte.flat_tensor import PtdFile
-from pipeline.pte.mlx_graph import Dim, MlxGraph, Node, Slot, TensorMeta, Tid, Vid, parse_mlx_payload
+from pipeline.pte.mlx_graph import Dim, MlxGraph, MlxGraphs, Node, Slot, TensorMeta, Tid, Vid, parse_mlx_payload
 from pipeline.pte.program import Delegate, Instruction, Method, Program, TensorValue, Value
 from pipeline.pte.segments import SegmentedFile
 
@@ -26,6 +26,7 @@ __all__ = [
     "Instruction",
     "Method",
     "MlxGraph",
+    "MlxGraphs",
     "Node",
     "Program",
     "PtdFile",

@@ -5,8 +5,8 @@ Does not know any particular file. A schema names what to read, and every offset
 count and vtable is checked against the buffer before it is used, so damaged or hostile bytes
 end in a ``PteError`` that says which table and field was wrong. Schemas cannot be recursive,
 which bounds the depth. Everything that is made of the buffer is paid for out of a budget of
-memory, proportional to the buffer and never more than ``MAX_MEMORY_BYTES``, which bounds the
-work too: tables may be shared, so that a small file could unfold into a huge one.
+memory, which follows the size of the buffer up to ``MAX_MEMORY_BYTES`` and bounds the work
+too: tables may be shared, so that a small file could unfold into a huge one.
 
 A table is declared by its fields in vtable order, ``name:type`` separated by spaces::
 
@@ -36,7 +36,8 @@ from typing import Any, Protocol
 from pipeline.errors import PteError
 
 MAX_VECTOR_LENGTH = 1_000_000
-MAX_MEMORY_BYTES = 1 << 26
+MAX_MEMORY_BYTES = 1 << 27
+MIN_MEMORY_BYTES = 1 << 20
 MEMORY_PER_BYTE = 100
 """Of the buffer; files that executorch writes need up to 20."""
 
@@ -46,6 +47,8 @@ _EMPTY_BYTES = 64
 _TABLE_BYTES = 200
 _FIELD_BYTES = 48
 _NUMBER_BYTES = 32
+# What it takes to learn how to read the tables of one vtable; builders make few. Time is paid for as well.
+_PLAN_BYTES = 4096
 # A character of any plane in a string takes four for all.
 _CHARACTER_BYTES = 4
 
@@ -89,15 +92,22 @@ class Malformed(Exception):  # noqa: N818 - becomes a PteError before anyone see
         self.path: list[str] = []
 
 
+class Budget:
+    """Memory that several buffers may take together: those of one file, say."""
+
+    def __init__(self, num_bytes: int = MAX_MEMORY_BYTES) -> None:
+        self.left = num_bytes
+
+
 class _Cursor:
     """One buffer being decoded: its bytes, what may still be spent, what was seen before."""
 
     __slots__ = ("data", "left", "plans", "size", "strings")
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, budget: Budget) -> None:
         self.data = data
         self.size = len(data)
-        self.left = min(MEMORY_PER_BYTE * self.size + 65_536, MAX_MEMORY_BYTES)
+        self.left = min(MEMORY_PER_BYTE * self.size + MIN_MEMORY_BYTES, budget.left)
         self.plans: dict[tuple[_Table, int], _Plan] = {}
         self.strings: dict[int, str] = {}
 
@@ -300,7 +310,7 @@ class _Table:
                 raise Malformed(f"has {self.name} field {slot} at byte {offset} of a {size}-byte table")
             return offset
 
-        cur.spend(3 * self._bytes)
+        cur.spend(_PLAN_BYTES)
         present: list[tuple[str, Callable[[_Cursor, int], Any], int]] = []
         for field in self._fields:
             if isinstance(field.kind, _Union):
@@ -363,12 +373,15 @@ class Schema:
         self._types |= {name: _Id(made) for name, made in (ids or {}).items()}
         self._open: set[str] = set()
 
-    def decode(self, root: str, data: memoryview, where: str) -> Any:
+    def decode(self, root: str, data: memoryview, where: str, budget: Budget | None = None) -> Any:
         """The table ``root`` that ``data`` starts with, its fields as a ``dict`` in schema order.
 
-        Raises ``PteError``, in the words of ``where``, on any byte that does not fit.
+        Raises ``PteError``, in the words of ``where``, on any byte that does not fit. ``budget`` is one that other
+        buffers are paid for as well.
         """
-        cur = _Cursor(data)
+        budget = budget or Budget()
+        cur = _Cursor(data, budget)
+        given = cur.left
         table = self._type(root)
         assert isinstance(table, _Table), f"{root} is not a table"
         try:
@@ -378,6 +391,8 @@ class Schema:
         except Malformed as wrong:
             path = root + "".join(reversed(wrong.path))
             raise PteError(f"{where}: {path} {wrong.what}. The file is damaged; build or copy it again.") from None
+        finally:
+            budget.left -= given - cur.left
 
     def _type(self, name: str) -> _Type:
         known = self._types.get(name)

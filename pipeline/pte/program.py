@@ -14,7 +14,6 @@ in memory; what they are for unusual dtypes says ``dtypes``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -98,7 +97,7 @@ Value = NoneValue | IntValue | BoolValue | DoubleValue | StringValue | ListValue
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    """A backend's share of a method: ``payload`` is whatever that backend wrote."""
+    """A backend's share of a method: ``payload`` is whatever that backend wrote; the same object where it is shared."""
 
     id: str
     payload: memoryview
@@ -150,20 +149,14 @@ class Method:
         return not self.instructions and not self.input_ids and all(map(self._is_constant, outputs))
 
     def _is_constant(self, value: Value) -> bool:
-        if isinstance(value, ListValue):
-            return all(not isinstance(item, ListValue) and self._is_constant(item) for item in self.listed(value))
+        if isinstance(value, ListValue) and value.kind not in ("double", "bool"):
+            items = (self.values[int(i)] for i in set(value.items) - {-1})
+            return all(not isinstance(item, ListValue) and self._is_constant(item) for item in items)
         return not isinstance(value, TensorValue) or value.data is not None
 
-    def listed(self, value: ListValue) -> Iterator[Value]:
-        """What a list holds, its items looked up."""
-        match value.kind:
-            case "double":
-                yield from map(DoubleValue, value.items)
-            case "bool":
-                yield from map(BoolValue, map(bool, value.items))
-            case _:
-                for item in value.items:
-                    yield NoneValue() if item == -1 else self.values[int(item)]
+    def listed(self, value: ListValue) -> list[Value]:
+        """What the indices in a list lead to."""
+        return [NoneValue() if item == -1 else self.values[int(item)] for item in value.items]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +202,9 @@ class _Plain:
                 return None
             case TensorValue():
                 return self._tensor(value)
+            case ListValue(kind="double" | "bool", items=items):
+                self._spend(len(items))
+                return list(items)
             case ListValue():
                 return [self.value(item, method) for item in method.listed(value)]
             case StringValue():

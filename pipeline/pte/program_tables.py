@@ -126,6 +126,7 @@ class _Builder:
         self._tables = tables
         self._segment = segment
         self._where = name
+        self._payloads: dict[tuple[int, int], memoryview] = {}
 
     def method(self, plan: dict[str, Any]) -> Method:
         where = self._where
@@ -251,15 +252,19 @@ class _Builder:
 
     def _delegate(self, fields: dict[str, Any]) -> Delegate:
         index, location = fields["processed"]["index"], fields["processed"]["location"]
-        inline = self._tables["backend_delegate_data"] or ()
-        if location == 1:
-            payload = self._segment(index)
-        elif location == 0 and index < len(inline):
-            payload = inline[index]["data"] or memoryview(b"")
-        else:
-            raise self._wrong(f"has delegate data {index} at location {location}; {len(inline)} are inline")
+        payload = self._payloads.get((location, index))
+        if payload is None:
+            payload = self._payloads[location, index] = self._payload(location, index)
         specs = tuple((spec["key"], spec["value"] or b"") for spec in fields["compile_specs"] or ())
         return Delegate(fields["id"], payload, specs)
+
+    def _payload(self, location: int, index: int) -> memoryview:
+        inline = self._tables["backend_delegate_data"] or ()
+        if location == 1:
+            return self._segment(index)
+        if location == 0 and index < len(inline):
+            return inline[index]["data"] or memoryview(b"")
+        raise self._wrong(f"has delegate data {index} at location {location}; {len(inline)} are inline")
 
     def _instruction(
         self, entry: tuple[str, dict[str, Any]] | None, operators: list[str], num_delegates: int, num_values: int

@@ -53,7 +53,7 @@ def places(data: bytes) -> Places:
 
 
 def _is_vtable(data: bytes, at: int) -> bool:
-    length, table = struct.unpack_from("<HH", data, at)
+    length, table = (int(number) for number in struct.unpack_from("<HH", data, at))
     return length % 2 == 0 and 4 <= length <= 64 and 4 <= table <= 256 and at + length <= len(data)
 
 
@@ -83,7 +83,7 @@ def _put(data: bytearray, at: int, layout: str, value: int) -> bytearray:
 
 def flip_bytes(data: bytearray, _: Places, rng: random.Random, __: Sequence[bytes]) -> bytearray:
     """One to four bytes become others."""
-    for _ in range(rng.randint(1, 4)):
+    for _time in range(rng.randint(1, 4)):
         data[rng.randrange(len(data))] = rng.choice((0, 1, 2, 4, 8, 127, 128, 255, rng.randrange(256)))
     return data
 
@@ -121,7 +121,7 @@ def set_offset(data: bytearray, where: Places, rng: random.Random, _: Sequence[b
 def share_target(data: bytearray, where: Places, rng: random.Random, _: Sequence[bytes]) -> bytearray:
     """Offsets lead to what others lead to: another kind of table, a vector where a table belongs, one thing twice."""
     offsets = where.table_offsets + where.vector_offsets
-    for _ in range(rng.choice((1, 1, 2, 8))):
+    for _time in range(rng.choice((1, 1, 2, 8))):
         at, other = _somewhere(data, offsets, rng, 4), _somewhere(data, offsets, rng, 4)
         target = other + int(struct.unpack_from("<I", data, other)[0])
         if target > at:

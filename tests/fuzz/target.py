@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from pipeline.evidence import Evidence
-from pipeline.pte import PtdFile, PteFile, parse_mlx_payload
+from pipeline.pte import MlxGraphs, PtdFile, PteFile
+from pipeline.pte.flatbuffer import shown
 from pipeline.pte.mlx_shapes import Shapes
 from pipeline.verify import check
 
@@ -38,6 +39,7 @@ def _verify(path: Path) -> None:
 
 
 def _inspect(path: Path) -> None:
+    graphs = MlxGraphs()
     with PteFile.open(path) as pte:
         repr(pte.program.constants())
         for name, data in pte.named_data.items():
@@ -47,6 +49,6 @@ def _inspect(path: Path) -> None:
             Counter((instruction.kind, instruction.operator) for instruction in method.instructions)
             for delegate in method.delegates:
                 if delegate.id == "MLXBackend":
-                    graph = parse_mlx_payload(delegate.payload, f"{path}: {method.name}")
+                    graph = graphs.of(delegate.payload, f"{path}: {shown(method.name)}")
                     Counter(node.name for chain in graph.chains for node in chain)
                     repr((graph, Shapes(graph).outputs))

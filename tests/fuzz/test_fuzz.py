@@ -1,0 +1,130 @@
+"""A damaged file is read or refused for a reason, within seconds and megabytes; and the harness would notice if not."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import PteError
+from tests.fuzz import found, seeds
+from tests.fuzz.cases import Round, Seed, with_graph
+from tests.fuzz.probe import MAX_BYTES, probe
+from tests.fuzz.target import read
+
+# Importing executorch's Python side warns about torch internals it uses.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_pte: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of files that are whole."""
+    return seeds.write(tmp_path_factory.mktemp("fuzz") / "seeds", tiny_pte.path.read_bytes())
+
+
+def test_files_that_are_whole_are_read(whole: Path) -> None:
+    for path in whole.iterdir():
+        outcome = probe(read, path)
+        assert (outcome.refused, outcome.failure) == (False, None), path.name
+
+
+def test_a_short_round_finds_nothing(whole: Path) -> None:
+    """The beginning of what ``python -m tests.fuzz`` plays."""
+    command = [sys.executable, "-m", "tests.fuzz.worker", str(whole), "--cases", "1500"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout)
+    assert result["failures"] == {}, "python -m tests.fuzz --write CASE writes one"
+    for path in whole.iterdir():
+        assert result["outcomes"][f"{path.name} refused"] > 50
+        assert result["outcomes"][f"{path.name} read"] > 5, "not everything is refused at the door"
+
+
+@pytest.mark.parametrize("name", found.RECIPES)
+def test_what_would_unfold_is_read_or_refused_in_time(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(found.RECIPES[name]())
+    outcome = probe(read, path)
+    assert outcome.failure is None
+
+
+@pytest.mark.parametrize("file", sorted(CORPUS.iterdir()), ids=lambda file: file.name)
+def test_what_a_round_found_is_read_or_refused_since(file: Path, tmp_path: Path) -> None:
+    kept = json.loads(file.read_text())
+    path = tmp_path / f"x{kept['suffix']}"
+    path.write_bytes(bytes.fromhex("".join(kept["hex"])))
+    outcome = probe(read, path)
+    assert outcome.failure is None, kept["why"]
+
+
+def spins(_: Path) -> None:
+    while True:
+        pass
+
+
+def swallows(_: Path) -> None:
+    while True:
+        with suppress(Exception):
+            spins(_)
+
+
+def hoards(_: Path) -> None:
+    bytearray(MAX_BYTES + (16 << 20))[::4096] = b"\1" * ((MAX_BYTES + (16 << 20)) // 4096)
+
+
+def stumbles(_: Path) -> None:
+    raise IndexError("out of range")
+
+
+def mumbles(_: Path) -> None:
+    raise PteError("x.pte: method '\x1b[31m' is wrong.")
+
+
+def rambles(_: Path) -> None:
+    raise PteError("x" * 2_001)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (spins, "takes more than 2.0 s"),
+        (swallows, "takes more than 2.0 s"),
+        (hoards, "takes 2.. MB"),
+        (stumbles, "IndexError: out of range"),
+        (mumbles, "a message of"),
+        (rambles, "a message of 2001 characters"),
+    ],
+)
+def test_the_harness_notices(wrong: Callable[[Path], None], said: str, tmp_path: Path) -> None:
+    outcome = probe(wrong, tmp_path)
+    assert outcome.failure is not None
+    assert outcome.seconds < 3
+    assert re.search(said, outcome.failure)
+
+
+def test_a_round_is_the_same_whenever_it_is_played(whole: Path) -> None:
+    first, second = (Round.of_directory(whole, 7) for _ in range(2))
+    cases = [first.case(index) for index in range(200)]
+    assert [second.case(index) for index in reversed(range(200))][::-1] == cases
+    assert len({case.data for case in cases}) > 190
+    assert Round.of_directory(whole, 8).case(0) != cases[0]
+
+
+def test_a_graph_of_another_size_is_found_in_its_file(whole: Path) -> None:
+    from pipeline.pte import PteFile
+
+    seed = Seed("nodes.pte", (whole / "nodes.pte").read_bytes())
+    assert seed.graph is not None
+    for size in (0, 1, 100_000):
+        pte = PteFile.from_bytes(with_graph(seed, b"g" * size), "x.pte")
+        assert bytes(pte.program.methods["forward"].delegates[0].payload) == b"g" * size
+        assert bytes(pte.named_data["abcd/weight"]) == bytes(64)
