@@ -40,11 +40,18 @@ class Shapes:
 
     ``equal`` are (tensor id, axis) of inputs which the caller knows to be of one size.
     ``attends`` lists the cache calls, the main chain's first and in order; ``outputs`` the shapes
-    the main chain leaves in each slot of the graph's output map (``None`` for values).
+    the main chain leaves in each slot of the graph's output map (``None`` for values). ``seen`` is told of every
+    instruction when what it leaves is known, with its chain and its place there; the same place may come twice.
     """
 
-    def __init__(self, graph: MlxGraph, equal: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        graph: MlxGraph,
+        equal: Sequence[tuple[int, int]] = (),
+        seen: Callable[[Shapes, Sequence[Node], int], None] | None = None,
+    ) -> None:
         self.attends: list[Attend] = []
+        self._seen = seen
         self._graph = graph
         self._equal = equal
         self._values: dict[int, Size] = {}
@@ -77,9 +84,11 @@ class Shapes:
         return f"{first[0]}.{first[1]}"
 
     def _run(self, chain: Sequence[Node]) -> None:
-        for node in chain:
+        for place, node in enumerate(chain):
             rule = _RULES.get(node.name)
             self._store(node, None if rule is None else rule(self, node.fields))
+            if self._seen is not None:
+                self._seen(self, chain, place)
             for name in NESTED_CHAINS.get(node.name, ()):
                 # What a nested chain leaves behind depends on the run.
                 self._pending.append(node.fields[name])

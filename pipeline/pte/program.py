@@ -66,9 +66,9 @@ class ListValue:
 class TensorValue:
     """``sizes`` are upper bounds when ``dynamic``, and nothing to go by when ``unbounded`` as well.
 
-    ``data`` holds a constant's bytes, ``initial`` those that a mutable tensor starts with, else ``None``. What an
-    ``external`` tensor holds is in a file beside the program, under its ``name``. A ``planned`` tensor has its place in
-    the memory that the method asks for.
+    ``data`` holds a constant's bytes, and ``constant`` is their number among the program's; ``key`` names bytes in a
+    file beside it; ``initial`` is what a mutable tensor starts with. A ``planned`` tensor has its place in the memory
+    that the method asks for. ``name`` is what the model calls it, where that is kept.
     """
 
     dtype: str
@@ -76,10 +76,11 @@ class TensorValue:
     dynamic: bool
     data: memoryview | None = None
     dim_order: tuple[int, ...] = ()
+    constant: int | None = None
+    key: str | None = None
     unbounded: bool = False
     initial: memoryview | None = None
     name: str | None = None
-    external: bool = False
     planned: bool = False
 
     @property
@@ -97,11 +98,15 @@ Value = NoneValue | IntValue | BoolValue | DoubleValue | StringValue | ListValue
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    """A backend's share of a method: ``payload`` is whatever that backend wrote; the same object where it is shared."""
+    """A backend's share of a method: ``payload`` is whatever that backend wrote, in ``segment`` or in the tables.
+
+    Delegates that share a payload have the same object.
+    """
 
     id: str
     payload: memoryview
     compile_specs: tuple[tuple[str, bytes], ...] = ()
+    segment: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +166,16 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The methods of a program, by name. ``name`` is used in messages."""
+    """The methods of a program, by name. ``name`` is used in messages.
+
+    ``constant_segment`` and ``mutable_segments`` are the segments of its constants and of its buffers' first contents.
+    """
 
     version: int
     methods: dict[str, Method]
     name: str = "program"
+    constant_segment: int | None = None
+    mutable_segments: tuple[int, ...] = ()
 
     @property
     def executable(self) -> tuple[str, ...]:

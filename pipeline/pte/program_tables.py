@@ -116,7 +116,14 @@ def build(tables: dict[str, Any], segment: Callable[[int], memoryview], name: st
         if plan["name"] in methods:
             raise PteError(f"{name}: method {quoted(plan['name'])} appears twice; expected one. Rebuild the artifact.")
         methods[plan["name"]] = builder.method(plan)
-    return Program(tables["version"], methods, name)
+    where = tables["constant_segment"]
+    return Program(
+        tables["version"],
+        methods,
+        name,
+        constant_segment=where["segment_index"] if where and where["offsets"] else None,
+        mutable_segments=tuple(entry["segment_index"] for entry in tables["mutable_data_segments"] or ()),
+    )
 
 
 class _Builder:
@@ -199,29 +206,24 @@ class _Builder:
         dynamism, extra = fields["shape_dynamism"], fields["extra_tensor_info"] or {}
         if not 0 <= dynamism <= 2:
             raise self._wrong(f"has a tensor of shape dynamism {dynamism}; expected 0, 1 or 2")
-        index, planned, external = (
-            fields["data_buffer_idx"],
-            bool(fields["allocation_info"]),
-            extra.get("location") == 1,
-        )
-        data = initial = None
-        if index and not external:
-            size_bytes = prod(sizes) * dtype.size_bytes
-            if planned:
-                initial = self._initial(index, extra.get("mutable_data_segments_idx", 0), size_bytes)
-            else:
-                data = self._constant(index, size_bytes)
-        return TensorValue(
-            dtype.name,
-            sizes,
-            dynamism != 0,
-            data,
-            order,
-            dynamism == 2,
-            initial,
+        name, planned, index = (
             extra.get("fully_qualified_name"),
-            external,
-            planned,
+            bool(fields["allocation_info"]),
+            fields["data_buffer_idx"],
+        )
+        data = initial = constant = key = None
+        size_bytes = prod(sizes) * dtype.size_bytes
+        if extra.get("location") == 1:
+            if not name:
+                raise self._wrong("has a tensor in a file beside it and no name to find it by")
+            key = name
+        elif index and planned:
+            initial = self._initial(index, extra.get("mutable_data_segments_idx", 0), size_bytes)
+        elif index:
+            constant, data = index, self._constant(index, size_bytes)
+        dynamic, unbounded = dynamism != 0, dynamism == 2
+        return TensorValue(
+            dtype.name, sizes, dynamic, data, order, constant, key, unbounded, initial, name, planned=planned
         )
 
     def _constant(self, index: int, size_bytes: int) -> memoryview:
@@ -256,7 +258,7 @@ class _Builder:
         if payload is None:
             payload = self._payloads[location, index] = self._payload(location, index)
         specs = tuple((spec["key"], spec["value"] or b"") for spec in fields["compile_specs"] or ())
-        return Delegate(fields["id"], payload, specs)
+        return Delegate(fields["id"], payload, specs, segment=index if location == 1 else None)
 
     def _payload(self, location: int, index: int) -> memoryview:
         inline = self._tables["backend_delegate_data"] or ()

@@ -31,17 +31,22 @@ class Head(NamedTuple):
 class NamedData(Mapping[str, memoryview]):
     """Named blobs; a view is made when a name is asked for. Several names may share a segment."""
 
-    def __init__(self, file: SegmentedFile) -> None:
+    def __init__(self, file: SegmentedFile, segment_of: dict[str, int]) -> None:
         self._file = file
+        self._segment_of = segment_of
 
     def __getitem__(self, name: str) -> memoryview:
-        return self._file.segment(self._file.segment_of[name])
+        return self._file.segment(self._segment_of[name])
+
+    def segment_of(self, name: str) -> int:
+        """The index of the segment that holds it."""
+        return self._segment_of[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._file.segment_of)
+        return iter(self._segment_of)
 
     def __len__(self) -> int:
-        return len(self._file.segment_of)
+        return len(self._segment_of)
 
 
 class SegmentedFile(ABC):
@@ -49,7 +54,7 @@ class SegmentedFile(ABC):
 
     Views given out stay valid after ``close``: the mapping goes when the last of them does.
 
-    ``segments`` says which bytes of the file each segment is, ``segment_of`` which segment a name's data are.
+    ``segments`` says where in the file each segment starts and ends, ``tables_bytes`` how much is before them.
     """
 
     kind: ClassVar[str]
@@ -73,10 +78,10 @@ class SegmentedFile(ABC):
                 "Check that this is the right file."
             )
         head = self._head()
+        self.tables_bytes = len(head.tables)
         tables = self._decoded(head.tables)
         self.segments = self._ranges(tables["segments"] or (), head)
-        self.segment_of: Mapping[str, int] = self._names(tables["named_data"] or ())
-        self.named_data: Mapping[str, memoryview] = NamedData(self)
+        self.named_data = NamedData(self, self._names(tables["named_data"] or ()))
         self._read(tables)
 
     @abstractmethod
@@ -121,8 +126,8 @@ class SegmentedFile(ABC):
         """The bytes of a segment. Raises ``PteError`` when the file has no such segment."""
         if not 0 <= index < len(self.segments):
             raise self._wrong(f"refers to segment {index} of {len(self.segments)}")
-        held = self.segments[index]
-        return self._data[held.start : held.stop]
+        start, end = self.segments[index]
+        return self._data[start:end]
 
     def forget_pages(self) -> None:
         """The process holds none of the file's pages in memory any more; what is looked at again is mapped again.
@@ -157,7 +162,7 @@ class SegmentedFile(ABC):
             raise self._wrong(f"needs {end} bytes and has {self.size_bytes}; it was cut short")
         return Head(self._data[:tables_end], base, data_size)
 
-    def _ranges(self, segments: tuple[dict[str, Any], ...], head: Head) -> tuple[range, ...]:
+    def _ranges(self, segments: tuple[dict[str, Any], ...], head: Head) -> tuple[tuple[int, int], ...]:
         base = head.base
         end = base + head.data_size if head.data_size else self.size_bytes
         ranges = []
@@ -167,7 +172,7 @@ class SegmentedFile(ABC):
                 raise self._wrong(
                     f"has segment {index} of {segment['size']} bytes at byte {start}, outside {base} to {end}"
                 )
-            ranges.append(range(start, start + segment["size"]))
+            ranges.append((start, start + segment["size"]))
         return tuple(ranges)
 
     def _names(self, entries: tuple[dict[str, Any], ...]) -> dict[str, int]:

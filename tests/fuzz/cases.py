@@ -43,9 +43,8 @@ class Seed:
         if not self.name.endswith(".pte") or b"MLX0" not in self.data:
             return None
         start = self.data.index(b"MLX0") - 4
-        return next(
-            (place for place in PteFile.from_bytes(self.data, self.name).segments if place.start == start), None
-        )
+        segments = PteFile.from_bytes(self.data, self.name).segments
+        return next((range(*place) for place in segments if place[0] == start), None)
 
     @cached_property
     def graph_places(self) -> Places:

@@ -24,7 +24,8 @@ def read(path: Path) -> None:
 def _read_data(path: Path) -> None:
     with PtdFile.open(path) as ptd:
         for name, data in ptd.named_data.items():
-            assert len(data) == len(ptd.segments[ptd.segment_of[name]])
+            start, end = ptd.segments[ptd.named_data.segment_of(name)]
+            assert len(data) == end - start
         repr(ptd.layouts)
 
 
@@ -43,7 +44,8 @@ def _inspect(path: Path) -> None:
     with PteFile.open(path) as pte:
         repr(pte.program.constants())
         for name, data in pte.named_data.items():
-            assert len(data) == len(pte.segments[pte.segment_of[name]])
+            start, end = pte.segments[pte.named_data.segment_of(name)]
+            assert len(data) == end - start
         for method in pte.program.methods.values():
             repr((method.inputs, method.outputs, method.planned_bytes))
             Counter((instruction.kind, instruction.operator) for instruction in method.instructions)

@@ -87,8 +87,8 @@ def assert_read_as_the_deserializer_does(data: bytes, pte: PteFile) -> None:
         }
     assert {name: bytes(held) for name, held in pte.named_data.items()} == {k: bytes(v) for k, v in named.items()}
     for name, held in pte.named_data.items():
-        place = pte.segments[pte.segment_of[name]]
-        assert data[place.start : place.stop] == held, name
+        start, end = pte.segments[pte.named_data.segment_of(name)]
+        assert data[start:end] == held, name
 
 
 def assert_same_method(method: Method, plan: Any, file: Any) -> None:
@@ -128,7 +128,7 @@ def described(value: Value) -> Any:
         case TensorValue():
             dynamism = 2 if value.unbounded else int(value.dynamic)
             data, initial = (None if held is None else bytes(held) for held in (value.data, value.initial))
-            about = (dynamism, value.name, value.external, value.planned)
+            about = (dynamism, value.name, value.key is not None, value.planned)
             return "Tensor", CODES[value.dtype], value.sizes, value.dim_order, about, data, initial
         case ListValue():
             return value.kind, value.items

@@ -91,11 +91,12 @@ def test_what_no_constant_method_has_agrees(tmp_path: Path) -> None:
 def test_segments_lie_where_their_alignment_asks(tmp_path: Path) -> None:
     data = written.of_everything_else()
     pte = PteFile.from_bytes(data, "x.pte")
-    assert list(pte.segment_of) == ["one", "two", "the same"]
-    one, two, same = (pte.segments[pte.segment_of[name]] for name in pte.named_data)
-    assert (one, len(one), len(two)) == (same, 40, 3)
-    assert (one.start % 256, two.start % 128) == (0, 0)
-    assert data[one.start : one.stop] == b"1" * 40
+    assert list(pte.named_data) == ["one", "two", "the same"]
+    one, two, same = (pte.segments[pte.named_data.segment_of(name)] for name in pte.named_data)
+    assert (one, one[1] - one[0], two[1] - two[0]) == (same, 40, 3)
+    assert (one[0] % 256, two[0] % 128) == (0, 0)
+    assert data[slice(*one)] == b"1" * 40
+    assert pte.tables_bytes <= pte.segments[0][0]
 
 
 def test_a_lowered_artifact_agrees(tiny_pte: Any) -> None:

@@ -148,7 +148,16 @@ def test_a_method_of_kernels_and_delegates_is_read_whole() -> None:
     assert forward.values[3].kind == "optional_tensor"
     assert bytes(forward.values[4].data) == bytes(range(4, 12))
     assert not forward.is_constant
+    assert forward.values[4].constant == 1
+    assert [delegate.segment for delegate in forward.delegates] == [None, 1]
     assert forward.planned_bytes == (64, 32)
+
+
+def test_a_program_says_which_segments_hold_constants_and_buffers() -> None:
+    found = build(tables(), lambda index: SEGMENTS[index], "x.pte")
+    assert (found.constant_segment, found.mutable_segments) == (0, (0, 1))
+    inline = tables() | {"constant_segment": {"segment_index": 0, "offsets": ()}, "execution_plan": None}
+    assert build(inline, lambda index: SEGMENTS[index], "x.pte").constant_segment is None
 
 
 def test_constants_stored_inline_are_found() -> None:
@@ -183,11 +192,11 @@ def test_a_tensor_says_where_its_data_come_from() -> None:
     mutable = value_of(allocation_info=True)
     assert (mutable.planned, bytes(mutable.initial)) == (True, bytes(range(2, 10)))
     other = value_of(allocation_info=True, extra_tensor_info=extra, scalar_type=0)
-    assert (other.name, bytes(other.initial), other.external) == ("a.b", b"ay", False)
+    assert (other.name, bytes(other.initial), other.key) == ("a.b", b"ay", None)
     given = value_of(allocation_info=True, data_buffer_idx=0)
     assert (given.planned, given.initial) == (True, None)
     external = value_of(extra_tensor_info=extra | {"location": 1})
-    assert (external.name, external.external, external.planned) == ("a.b", True, False)
+    assert (external.name, external.key, external.planned) == ("a.b", "a.b", False)
 
 
 @pytest.mark.parametrize(("code", "dynamic", "unbounded"), [(0, False, False), (1, True, False), (2, True, True)])
@@ -224,6 +233,10 @@ def value(entry: Any) -> Callable[[dict[str, Any]], None]:
         (value(tensor(sizes=(1,) * 17)), r"has a tensor of sizes .*expected at most 16"),
         (value(tensor(dim_order=(1,))), r"has a tensor of dim_order \[1\] and sizes \[2\]"),
         (value(tensor(dim_order=(0,) * 999_999)), r"has a tensor of dim_order \[0(, 0){16}\] and sizes \[2\]\."),
+        (
+            value(tensor(extra_tensor_info={"location": 1, "fully_qualified_name": None})),
+            "has a tensor in a file beside it and no name to find it by",
+        ),
         (value(tensor(storage_offset=1)), "has a tensor that begins 1 elements into its data; expected 0"),
         (value(tensor(shape_dynamism=3)), "has a tensor of shape dynamism 3; expected 0, 1 or 2"),
         (value(("IntList", {"items": (1, 5)})), "has list item 5; expected one of its 5 values"),
