@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import PteError
+from pipeline.pte import MlxGraphs, PteFile
 from tests.fuzz import found, seeds
 from tests.fuzz.cases import Round, Seed, with_graph
 from tests.fuzz.probe import MAX_BYTES, probe
@@ -64,6 +65,18 @@ def test_what_a_round_found_is_read_or_refused_since(file: Path, tmp_path: Path)
     path.write_bytes(bytes.fromhex("".join(kept["hex"])))
     outcome = probe(read, path)
     assert outcome.failure is None, kept["why"]
+
+
+def test_graphs_of_one_file_are_read_once_and_paid_for_together() -> None:
+    def fill(b: Any) -> dict[str, found.Add]:
+        noop = found.table(b, s0=found.number("Uint8", 1), s1=found.to(found.table(b)))
+        return {"s7": found.to(found.vector(b, [found.table(b, s0=found.to(found.vector(b, [noop] * 20_000)))]))}
+
+    payload = memoryview(found.payload(found.graph(fill)))
+    graphs = MlxGraphs()
+    assert graphs.of(payload) is graphs.of(payload)
+    with pytest.raises(PteError, match=r"MLXGraph.* unfolds into more than a reader should hold of \d+ bytes"):
+        list(map(graphs.of, (payload[:] for _ in range(40))))
 
 
 def spins(_: Path) -> None:
@@ -120,8 +133,6 @@ def test_a_round_is_the_same_whenever_it_is_played(whole: Path) -> None:
 
 
 def test_a_graph_of_another_size_is_found_in_its_file(whole: Path) -> None:
-    from pipeline.pte import PteFile
-
     seed = Seed("nodes.pte", (whole / "nodes.pte").read_bytes())
     assert seed.graph is not None
     for size in (0, 1, 100_000):
