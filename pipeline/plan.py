@@ -41,7 +41,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     FETCH: ("gguf", "safetensors", "tokenizers", "torch", "transformers"),
     QUANTIZE: ("executorch", "torch", "torchao", "transformers"),
     BUILD: ("executorch", "tokenizers", "torch", "torchao", "transformers"),
-    VERIFY: ("jsonschema",),
+    VERIFY: (),
     SMOKE: ("mlx", "numpy", "tokenizers", "torch", "transformers"),
     BUNDLE: (),
 }

@@ -190,7 +190,6 @@ def test_the_kinds_of_source_never_share_a_key() -> None:
 LIBRARIES = {
     "executorch": {QUANTIZE, BUILD, SMOKE},
     "gguf": {FETCH},
-    "jsonschema": {VERIFY},
     "mlx": {SMOKE},
     "numpy": {SMOKE},
     "safetensors": {FETCH},

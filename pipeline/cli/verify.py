@@ -41,19 +41,16 @@ def _asked(path: Path | None) -> BuildSpec | None:
 
 
 def _verify(file: Path, asked: BuildSpec | None) -> int:
-    from pipeline.evidence import Evidence
-    from pipeline.pte import PteFile
-    from pipeline.verify import check
+    from pipeline.verify import Question, Severity, examine
 
     try:
-        with PteFile.open(file) as pte:
-            evidence = Evidence.of(pte)
+        report = examine(file, Question(asked=asked))
     except PteError as error:
         print(error, file=sys.stderr)
         return 3
-    findings = check(evidence, asked)
-    for finding in findings:
-        print(finding.message, file=sys.stderr)
-    if not findings:
-        print(f"ok  {file}  ({evidence.summary()})")
-    return int(bool(findings))
+    for finding in report.findings:
+        print(f"{report.file}: {finding.message}", file=sys.stderr)
+    if report.worst() == Severity.ERROR:
+        return 1
+    print(f"ok  {report.file}  ({report.summary})")
+    return 0
