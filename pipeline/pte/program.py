@@ -22,8 +22,8 @@ from pipeline.errors import PteError
 from pipeline.pte import dtypes
 from pipeline.pte.flatbuffer import quoted
 
-MAX_PUBLISHED = 1 << 20
-"""Numbers that all constant methods publish together; a text of eight characters counts as one."""
+MAX_PUBLISHED = 1 << 16
+"""Numbers that all constant methods publish together; a text of 256 characters counts as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class _Plain:
             case ListValue():
                 return [self.value(item, method) for item in method.listed(value)]
             case StringValue():
-                self._spend(len(value.value) // 8)
+                self._spend(len(value.value) // 256)
         return value.value
 
     def _tensor(self, value: TensorValue) -> dict[str, Any]:

@@ -122,11 +122,6 @@ class SegmentedFile(ABC):
         """The same from memory; ``name`` stands for the path in messages."""
         return cls(Path(name), memoryview(data).cast("B"))
 
-    @property
-    def segment_ranges(self) -> list[tuple[int, int]]:
-        """Each segment's first byte in the file, and the one behind its last."""
-        return list(self._segments)
-
     def segment(self, index: int) -> memoryview:
         """The bytes of a segment. Raises ``PteError`` when the file has no such segment."""
         if not 0 <= index < len(self.segments):

@@ -212,6 +212,118 @@ def names_that_are_one() -> bytes:
     return struct.pack("<I4s", root + 40, b"FT01") + header + tables[8:]
 
 
+CONTRACT = {
+    "get_max_seq_len": 8,
+    "get_max_context_len": 64,
+    "get_max_ctx_len": 64,
+    "get_prefill_chunk_size": 8,
+    "get_vocab_size": 11,
+    "get_activation_dtype": 6,
+    "get_logits_to_keep_mode": 1,
+    "get_bos_id": 1,
+    "get_n_caches": 2,
+}
+LISTS = ("get_kv_heads", "get_head_dims", "get_windows")
+
+
+def published(b: flatbuffers.Builder, name: str, held: int, times: int = 1) -> Any:
+    """A constant method that returns ``times`` times one value."""
+    text = b.CreateString(name)
+    values = vector(b, [held])
+    return table(b, s0=to(text), s2=to(values), s4=to(numbers(b, "i", [0] * times)))
+
+
+def integer(b: flatbuffers.Builder, value_: int) -> Any:
+    return value(b, 2, table(b, s0=number("Int64", value_)))
+
+
+def contract(lists: int, stops: int, entry: int = 2, stop: int = 5_000, **changes: int) -> bytes:
+    """A program without a forward that publishes what a runner reads, with lists of any length."""
+    b = flatbuffers.Builder(1 << 22)
+    plans = [published(b, name, integer(b, number_)) for name, number_ in (CONTRACT | changes).items()]
+    buffers = [table(b), table(b, s0=to(b.CreateByteVector(struct.pack("<i", entry) * lists)))]
+    tensor = value(b, 5, table(b, s0=number("Int8", 3), s2=to(numbers(b, "i", [lists])), s5=number("Uint32", 1)))
+    plans += [published(b, name, tensor) for name in LISTS]
+    plans.append(published(b, "get_eos_ids", integer(b, stop), stops))
+    return program(b, plans, buffers)
+
+
+def lists_of_caches_as_long_as_may_be() -> bytes:
+    """Three lists about caches, of 20,000 entries each, and as many caches."""
+    return contract(20_000, 1, get_n_caches=20_000)
+
+
+def as_many_stop_ids_as_may_be() -> bytes:
+    """60,000 ids that end a text, none of which the vocabulary has."""
+    return contract(2, 60_000)
+
+
+def entries_that_are_all_wrong() -> bytes:
+    """Lists as long as may be, of which every entry breaks a contract."""
+    return contract(10_000, 30_000, entry=-1, stop=-1)
+
+
+def more_caches_than_can_be_counted() -> bytes:
+    """As many caches as an int64 holds, and as many tokens."""
+    huge = 2**63 - 1
+    return contract(2, 1, get_n_caches=huge, get_vocab_size=huge, get_max_context_len=huge, get_max_seq_len=huge)
+
+
+def methods_without_end() -> bytes:
+    """40,000 methods, each with a name of its own that is a line of text."""
+    b = flatbuffers.Builder(1 << 22)
+    null = value(b, 1, table(b))
+    return program(b, [published(b, f"get_{'x' * 80}_{index}", null) for index in range(40_000)])
+
+
+def operators_without_end() -> bytes:
+    """A forward of 20,000 kernels, each with a name of its own, between as many delegates' calls."""
+    b = flatbuffers.Builder(1 << 22)
+    operators, steps = [], []
+    for index in range(20_000):
+        operators.append(table(b, s0=to(b.CreateString(f"aten::{'x' * 60}_{index}"))))
+        call = table(b, s0=number("Int32", index))
+        steps.append(table(b, s0=number("Uint8", 1), s1=to(call)))
+    data = table(b, s0=to(b.CreateByteVector(b"")))
+    place = table(b, s1=number("Uint32", 0))
+    delegate = table(b, s0=to(b.CreateString("Backend " * 9)), s1=to(place))
+    steps += [table(b, s0=number("Uint8", 2), s1=to(table(b)))] * 20_000
+    chain = table(b, s2=to(vector(b, steps)))
+    name = b.CreateString("forward")
+    parts = {"s5": vector(b, [chain]), "s6": vector(b, operators), "s7": vector(b, [delegate])}
+    return program(
+        b, [table(b, s0=to(name), **{slot: to(part) for slot, part in parts.items()})], s3=to(vector(b, [data]))
+    )
+
+
+def constants_without_end() -> bytes:
+    """A graph of 60,000 constants, none of which has a name or data."""
+
+    def fill(b: flatbuffers.Builder) -> dict[str, Add]:
+        meta = table(b, s0=to(vector(b, [])), s1=number("Int8", 6))
+        return {"s1": number("Uint32", 60_000), "s14": to(vector(b, [meta] * 60_000))}
+
+    return delegated(flatbuffers.Builder(1 << 20), payload(graph(fill)))
+
+
+def caches_without_end() -> bytes:
+    """A graph of 20,000 calls of as many caches."""
+
+    def fill(b: flatbuffers.Builder) -> dict[str, Add]:
+        def tid(builder: flatbuffers.Builder, slot: int) -> None:
+            builder.Prep(4, 4)
+            builder.PrependUint32(0)
+            builder.PrependStructSlot(slot, builder.Offset(), 0)
+
+        nodes = []
+        for layer in range(20_000):
+            call = table(b, s0=tid, s1=tid, s2=tid, s3=tid, s4=tid, s5=number("Int32", layer))
+            nodes.append(table(b, s0=number("Uint8", 134), s1=to(call)))
+        return {"s5": number("Uint32", 1), "s7": to(vector(b, [table(b, s0=to(vector(b, nodes)))]))}
+
+    return delegated(flatbuffers.Builder(1 << 20), payload(graph(fill)))
+
+
 RECIPES: dict[str, Callable[[], bytes]] = {
     f"{recipe.__name__.replace('_', '-')}{'.ptd' if recipe is names_that_are_one else '.pte'}": recipe
     for recipe in (
@@ -225,6 +337,14 @@ RECIPES: dict[str, Callable[[], bytes]] = {
         a_million_inputs,
         delegates_that_are_one,
         shapes_that_are_one,
+        lists_of_caches_as_long_as_may_be,
+        as_many_stop_ids_as_may_be,
+        entries_that_are_all_wrong,
+        more_caches_than_can_be_counted,
+        methods_without_end,
+        operators_without_end,
+        constants_without_end,
+        caches_without_end,
         names_that_are_one,
     )
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from pipeline.evidence import Evidence
 from pipeline.pte import MlxGraphs, PtdFile, PteFile
 from pipeline.pte.flatbuffer import shown
 from pipeline.pte.mlx_shapes import Shapes
-from pipeline.verify import check
+from pipeline.verify import examine
+
+MAX_MESSAGE = 2_000
 
 
 def read(path: Path) -> None:
@@ -30,13 +31,10 @@ def _read_data(path: Path) -> None:
 
 
 def _verify(path: Path) -> None:
-    with PteFile.open(path) as pte:
-        evidence = Evidence.of(pte)
-    findings = check(evidence, None)
-    for finding in findings:
+    report = examine(path)
+    for finding in report.findings:
         assert finding.message.isprintable()
-    if not findings:
-        evidence.summary()
+        assert len(finding.message) < MAX_MESSAGE, finding.message[:MAX_MESSAGE]
 
 
 def _inspect(path: Path) -> None:

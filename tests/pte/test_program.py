@@ -326,17 +326,17 @@ def test_a_tensor_without_elements_is_published_at_once_whatever_its_sizes() -> 
 @pytest.mark.parametrize(
     ("shared", "times"),
     [
-        (tensor(scalar_type=0, sizes=(8,)), 120_000),
-        (("String", {"string_val": "x" * 8_000_000}), 2),
-        (("DoubleList", {"items": (1.0,) * 1000}), 1050),
-        (("Int", {"int_val": 1}), 1_000_001 + 60_000),
+        (tensor(scalar_type=0, sizes=(8,)), 12_000),
+        (("String", {"string_val": "x" * 8_000_000}), 3),
+        (("DoubleList", {"items": (1.0,) * 1000}), 100),
+        (("Int", {"int_val": 1}), 100_000),
     ],
 )
 def test_more_than_metadata_is_refused_however_little_the_file_holds(shared: Any, times: int) -> None:
     changed = tables()
     only_value(shared)(changed)
     changed["execution_plan"][0]["outputs"] = (0,) * times
-    with pytest.raises(PteError, match=r"^x\.pte: 'forward' publishes what makes more than 1048576 numbers"):
+    with pytest.raises(PteError, match=r"^x\.pte: 'forward' publishes what makes more than 65536 numbers"):
         build(changed, lambda index: SEGMENTS[index], "x.pte").constants()
     changed["execution_plan"][0]["outputs"] = (0,) * (times // 2)
     build(changed, lambda index: SEGMENTS[index], "x.pte").constants()
