@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ARTIFACT, REPORT, RECORD = "model.pte", "report.json", "build.json"
 
 MAX_BYTES = 1 << 24
+MAX_WORD = 80
 
 
 class Layer(NamedTuple):
@@ -117,7 +118,7 @@ def _spec(asked: dict[str, Any]) -> BuildSpec:
     weights = {}
     for kind in ("linear", "embedding"):
         form = UNQUANTIZED if asked[kind] == NONE else WeightFormat(**asked[kind])
-        if form.scheme not in DEFAULT_GROUP_SIZE:
+        if form.scheme not in DEFAULT_GROUP_SIZE or _count(form.group_size) < 0:
             raise ValueError(form)
         weights[kind] = form
     return BuildSpec(
@@ -132,7 +133,7 @@ def _spec(asked: dict[str, Any]) -> BuildSpec:
 
 
 def _word(value: Any) -> str:
-    if not isinstance(value, str):
+    if not (isinstance(value, str) and value.isprintable() and len(value) <= MAX_WORD):
         raise TypeError(value)
     return value
 

@@ -38,7 +38,7 @@ def main() -> int:
             subprocess.run([sys.executable, "-m", "tests.fuzz.seeds", str(seeds)], check=True)
         if arguments.write is not None:
             case = Round.of_directory(seeds, arguments.round).case(arguments.write)
-            path = Path(f"fuzz-{arguments.round}-{arguments.write}-{case.seed}")
+            path = Path(f"fuzz-{arguments.round}-{arguments.write}-{Path(case.seed).name}")
             path.write_bytes(case.data)
             sys.stdout.write(f"{path}\n")
             return 0

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline.pte import PteFile
-from tests.fuzz.mutate import Places, mutated, places
+from tests.fuzz.mutate import Places, mutated, mutated_text, places
 
 BASE, DATA_SIZE = 24, 32
 
@@ -61,13 +61,16 @@ class Round:
 
     @classmethod
     def of_directory(cls, directory: Path, number: int) -> Round:
-        """The seeds are the files in ``directory``."""
-        return cls({path.name: path.read_bytes() for path in directory.iterdir()}, number)
+        """The seeds are the files in ``directory`` and below it, named as they lie there."""
+        files = [path for path in directory.rglob("*") if path.is_file()]
+        return cls({path.relative_to(directory).as_posix(): path.read_bytes() for path in files}, number)
 
     def case(self, index: int) -> Case:
         rng = random.Random(f"{self._number}:{index}")
         seed = self._seeds[index % len(self._seeds)]
         others = [other.data for other in self._seeds]
+        if seed.name.endswith(".json"):
+            return Case(seed.name, mutated_text(seed.data, rng, others))
         if seed.graph is None or rng.random() < 0.5:
             return Case(seed.name, mutated(seed.data, seed.places, rng, others))
         whole = seed.data[seed.graph.start : seed.graph.stop]

@@ -10,6 +10,7 @@ A mutation is a function of the bytes and a random generator; what it does depen
 from __future__ import annotations
 
 import random
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ class Places:
     counts: tuple[int, ...]
     vtables: tuple[int, ...]
     headers: tuple[int, ...]
+
+
+NOWHERE = Places((), (), (), (), ())
 
 
 def places(data: bytes) -> Places:
@@ -206,6 +210,31 @@ def multiply(data: bytearray, where: Places, rng: random.Random, _: Sequence[byt
     _put(data, at, "<I", start - at)
     # All of it belongs to the tables now.
     return _put(data, 16, "<Q", len(data)) if data[8:12] == b"eh00" else data
+
+
+_SCALAR = re.compile(rb'-?\d+(?:\.\d+)?|"[^"]*"|true|false|null')
+
+ODD_TEXT = (
+    *(b"0", b"-1", b"1e999", b"NaN", b"-Infinity", b"0.5", b"true", b"null", b'""', b"[]", b"{}", b"[null]"),
+    *(b"9" * 30, b"9" * 5_000, b'"\\ud800"', b'"\\u0000"', b'"\xff\xfe"', b'{"a": {"a": []}}', b"[" * 50_000),
+    *(b'{"content": 1}', b'{"content": "<s>", "id": -1}', b'{"vocab": {"a": 0}}', b'"<s>"', b'"vocab": [["a", 0.5]]'),
+)
+
+
+def mutated_text(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
+    """JSON in which a few values are others, or which is no JSON any more."""
+    changed = bytearray(data)
+    for _time in range(rng.choice((1, 1, 2, 3))):
+        values = [found.span() for found in _SCALAR.finditer(bytes(changed))]
+        if not values or rng.random() < 0.2:
+            mutate = rng.choice((flip_bytes, truncate, extend, splice, remove, insert))
+            changed = mutate(changed or bytearray(b"{}"), NOWHERE, rng, others)
+            continue
+        start, end = rng.choice(values)
+        other, past = rng.choice(values)
+        odd = rng.choice((*ODD_TEXT, bytes(changed[other:past]), bytes(changed[other : other + rng.randint(1, 200)])))
+        changed[start:end] = odd
+    return bytes(changed[:MAX_BYTES])
 
 
 WEIGHTED: tuple[tuple[Mutation, int], ...] = (

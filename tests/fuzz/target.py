@@ -1,4 +1,7 @@
-"""What happens to a file that is not trusted: everything that ``pte verify`` and ``pte inspect`` read of it."""
+"""What happens to a file that is not trusted: everything that ``pte verify`` and ``pte inspect`` read of it.
+
+A ``model.pte`` is read with what lies beside it, and a file beside one with it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ def read(path: Path) -> None:
     """Raises ``PteError`` if it is refused; anything else that is raised is a bug."""
     if path.suffix == ".ptd":
         _read_data(path)
+    elif path.suffix == ".json":
+        _verify(path.parent)
     else:
         _verify(path)
         _inspect(path)

@@ -1,12 +1,13 @@
 """``python -m tests.fuzz.worker DIRECTORY --round N --first I --cases K``: some cases of a round, in a small process.
 
-Prints one JSON object. Each case is a file while it is read, so that one which kills the process stays behind.
+Prints one JSON object. A case takes the place of its seed while it is read: one that kills the process stays behind.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -36,12 +37,13 @@ def run(seeds: Path, number: int, first: int, count: int) -> dict[str, Any]:
     slowest, largest = (0.0, first), (0, first)
     failures: dict[int, str] = {}
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
+        shutil.copytree(seeds, scratch, dirs_exist_ok=True)
         for index in range(first, first + count):
             case = played.case(index)
-            path = Path(scratch) / f"{index}-{case.seed}"
+            path = Path(scratch) / case.seed
             path.write_bytes(case.data)
             outcome = probe(read, path)
-            path.unlink()
+            shutil.copyfile(seeds / case.seed, path)
             outcomes[f"{case.seed} {'refused' if outcome.refused else 'read'}"] += 1
             slowest, largest = max(slowest, (outcome.seconds, index)), max(largest, (outcome.peak_bytes, index))
             if outcome.failure is not None:
