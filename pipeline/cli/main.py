@@ -17,6 +17,8 @@ from pipeline.errors import PipelineError, PteError
 VERBS = {
     "check": "check manifests without building anything",
     "verify": "check what .pte files publish",
+    "inspect": "show what an artifact is",
+    "diff": "show what changed between two artifacts",
 }
 
 
