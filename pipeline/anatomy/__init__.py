@@ -7,9 +7,12 @@
 ``uses``          what an MLX graph does with its constants
 ``tensors``       what is stored, once each; ``accounting``: where bytes go
 ``published``     values of constant methods
-``listing``       instructions as text; ``ssa`` numbers what they compute
-``changes``       two artifacts compared; ``alignment``: sequences put side by side
-``document``      a report as JSON; ``text``: for people; ``page``: as HTML
+``signature``     what inputs and outputs are called
+``listing``       instructions as text; ``ssa`` numbers what they compute, ``mlx_dtypes`` says of which dtype
+``document``      a report as JSON; ``text``: for people, with ``drawing``; ``page``: as HTML, with ``treemap``
+``changes``       two artifacts compared, and ``changes_text`` for people
+``matching``      which tensor is which, ``rewiring`` which instruction, by ``alignment`` of sequences
+``contents``      whether bytes are the same
 ================  ==============================================================
 """
 

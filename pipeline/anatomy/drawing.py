@@ -18,7 +18,7 @@ class Canvas:
 
     @property
     def times(self) -> str:
-        return "×" if self.unicode else "x"
+        return "\u00d7" if self.unicode else "x"
 
     @property
     def ellipsis(self) -> str:

@@ -113,7 +113,8 @@ class Quantization:
 class Tensor:
     """Bytes that are stored once, under one name or several.
 
-    ``name`` is for people: without the exporter's prefix, a packed weight's is that of the weight it was. ``role`` is
+    ``name`` is for people: without the exporter's prefix, a packed weight's is that of the weight it was. ``names`` has
+    one for each of ``keys``; a kernels' constant has no key, but a ``number`` in the program. ``role`` is
     weight, packed, scales, biases or global_scale (then ``of`` is the packed one's name), scalar (a constant of the
     graph's own, or without dimensions), unused (a kernels' constant that none reads), or data (nothing says what it
     is). ``weight_shape`` is that of the weights which packed bytes hold, else ``shape``. ``num_weights`` is 0 for all
@@ -121,7 +122,9 @@ class Tensor:
     """
 
     name: str
+    names: tuple[str, ...]
     keys: tuple[str, ...]
+    number: int | None
     file: str
     segment: int
     size_bytes: int
@@ -197,7 +200,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All of it. ``others`` are a bundle's other files, name and size; ``by_dtype`` and ``by_layer`` share ``tensors``."""
+    """All of it. ``others`` are a bundle's other files by name, with their sizes."""
 
     path: str
     size_bytes: int

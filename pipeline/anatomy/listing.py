@@ -12,11 +12,13 @@ from typing import Any
 from pipeline.anatomy import names, ssa, uses
 from pipeline.anatomy.facts import Listing
 from pipeline.anatomy.opening import Opened
+from pipeline.anatomy.signature import argument_names, taken
 from pipeline.errors import PteError
+from pipeline.pte import dtypes
 from pipeline.pte.flatbuffer import quoted, shown
 from pipeline.pte.mlx_graph import MlxGraph, Slot
 from pipeline.pte.mlx_shapes import Shape
-from pipeline.pte.program import Method, TensorValue
+from pipeline.pte.program import TensorValue
 
 MAX_ITEMS = 16
 # Operands that need no name: the others are told by theirs.
@@ -37,28 +39,42 @@ def of_methods(found: Opened, methods: Sequence[str]) -> tuple[Listing, ...]:
 def of_method(found: Opened, name: str) -> tuple[Listing, ...]:
     """A method's own instructions, then those of its delegates' graphs."""
     method = found.method(name)
-    own = ssa.of_method(method, argument_names(found, method), constant_name)
+    own = ssa.of_method(method, argument_names(found, method), constant_name, taken(found, method))
     listings = [_listing(f"{shown(name)}: {own.title}", name, own)]
     for number in range(len(method.delegates)):
         graph = found.graphs.get((name, number))
         if graph is not None:
             symbols = Symbols(graph)
-            for block in ssa.of_graph(graph, {tid: use.name for tid, use in uses.of_constants(graph).items()}):
+            for block in ssa.of_graph(graph, constant_names(found, graph)):
                 title = f"{shown(name)}: delegate {number}, {block.title}"
                 listings.append(_listing(title, name, block, symbols))
     return tuple(listings)
 
 
+def constant_names(found: Opened, graph: MlxGraph) -> dict[int, str]:
+    """What to call a graph's constants: a number that an exporter gave some name is called by its value."""
+    called = {}
+    for tid, use in uses.of_constants(graph).items():
+        called[tid] = use.name
+        meta, key = graph.meta(tid), graph.names.get(Slot("tensor", tid))
+        if meta is not None and key is not None and use.role is None and not meta.shape:
+            number = _scalar(found, key, meta.dtype)
+            called[tid] = use.name if number is None else f"{meta.dtype}({operand_text(number)})"
+    return called
+
+
+def _scalar(found: Opened, key: str, dtype: str) -> int | float | bool | None:
+    for file in found.files.values():
+        if key in file.named_data:
+            size = dtypes.BY_NAME[dtype].size_bytes
+            numbers = dtypes.numbers(dtypes.BY_NAME[dtype], file.named_data[key][:size])
+            return numbers[0] if numbers else None
+    return None
+
+
 def constant_name(value: TensorValue) -> str:
     """The name of a constant of kernels."""
     return names.without_prefix(value.key) if value.key is not None else f"constant {value.constant}"
-
-
-def argument_names(found: Opened, method: Method) -> dict[int, str]:
-    """What the graphs of a method's delegates call its values, by the value's index."""
-    from pipeline.anatomy.report import described
-
-    return described(method, found)[0]
 
 
 class Symbols:
@@ -99,18 +115,24 @@ def _listing(title: str, method: str, block: ssa.Block, symbols: Symbols | None 
 def text_of(line: ssa.Line, symbols: Symbols | None = None) -> str:
     """One line of a listing; without ``symbols`` sizes of run time are question marks."""
     arguments = ", ".join(
-        operand_text(operand) if name in _PLAIN and _is_reference(operand) else f"{name}={operand_text(operand)}".lstrip("=")
-        for name, operand in line.arguments
-        if operand is not None or not name
+        _argument(name, operand) for name, operand in line.arguments if operand is not None or not name
     )
     call = f"{shown(line.operator)}({arguments})"
     if not line.outputs:
         return f"%{line.first} = {call}"
-    outputs = [f"%{line.first + number}{_type(output, symbols)}" for number, output in enumerate(line.outputs[:MAX_ITEMS])]
+    outputs = [
+        f"%{line.first + number}{_type(output, symbols)}" for number, output in enumerate(line.outputs[:MAX_ITEMS])
+    ]
     more = len(line.outputs) - len(outputs)
     lands = [shown(output.name) for output in line.outputs[:MAX_ITEMS] if output.name is not None]
     left = ", ".join(outputs) + (f", and {more} more" if more else "")
     return f"{left} = {call}" + (f" -> {', '.join(lands)}" if lands else "")
+
+
+def _argument(name: str, operand: ssa.Operand) -> str:
+    text = operand_text(operand)
+    says_itself = not name or (name in _PLAIN and _is_reference(operand)) or operand == ssa.Named(name)
+    return text if says_itself else f"{shown(name)}={text}"
 
 
 def _is_reference(operand: ssa.Operand) -> bool:
@@ -131,7 +153,11 @@ def shape_text(shape: Shape, symbols: Symbols | None = None) -> str:
     if shape is None:
         return "[?]"
     sizes = [
-        "?" if size is None else (symbols.of(size) if symbols is not None else "?") if isinstance(size, str) else str(size)
+        "?"
+        if size is None
+        else (symbols.of(size) if symbols is not None else "?")
+        if isinstance(size, str)
+        else str(size)
         for size in shape
     ]
     return f"[{', '.join(sizes)}]"
@@ -175,4 +201,4 @@ def _is_float32(number: float) -> bool:
     from struct import unpack
 
     found: float = unpack("<f", pack("<f", number))[0]
-    return found == number or number != number  # noqa: PLR0124 - not a number
+    return found == number or number != number

@@ -8,19 +8,20 @@ from pipeline.pte import dtypes
 from pipeline.pte.mlx_graph import MlxGraph, Node, Tid
 
 # Moves, chooses or orders elements: the dtype is that of ``x``, whatever it is.
-_MOVED = set(
+_MOVED = (
     "IdCopy Contiguous Reshape Transpose ExpandDims Squeeze Slice Take TakeAlongAxis BroadcastTo Tile Repeat Split "
-    "Flip Roll Tril Triu Sort Partition Gather Pad Max Min Clip AsStrided".split()
+    "Flip Roll Tril Triu Sort Partition Gather Pad Max Min Clip AsStrided"
 )
 # Of floats to floats of the same dtype.
-_FLOATS = set(
-    "Rope Softmax Gelu Silu Sigmoid Tanh Rsqrt Sqrt Log Log2 Log10 Log1p Exp Expm1 Erf Sin Cos Tan "
-    "Arcsin Arccos Arctan Sinh Cosh Arcsinh Arccosh Arctanh Reciprocal Floor Ceil Trunc Round Square Abs Neg Sign "
-    "Mean Var Std Sum Prod Cumsum LogSumExp".split()
+_FLOATS = (
+    "Rope Softmax Gelu Silu Sigmoid Tanh Rsqrt Sqrt Log Log2 Log10 Log1p Exp Expm1 Erf Sin Cos Tan Arcsin Arccos "
+    "Arctan Sinh Cosh Arcsinh Arccosh Arctanh Reciprocal Floor Ceil Trunc Round Square Abs Neg Sign Mean Var Std Sum Prod "
+    "Cumsum LogSumExp"
 )
+_TWO = "Add Subtract Multiply Divide Maximum Minimum Power Remainder Atan2 LogAddExp"
 # Of several of one float dtype to that.
 _JOINED = {
-    **dict.fromkeys("Add Subtract Multiply Divide Maximum Minimum Power Remainder Atan2 LogAddExp".split(), ("a", "b")),
+    **dict.fromkeys(_TWO.split(), ("a", "b")),
     "Addmm": ("mat1", "mat2", "bias"),
     "Concatenate": ("tensors",),
     "Stack": ("tensors",),
@@ -30,7 +31,7 @@ _JOINED = {
     "Where": ("x", "y"),
     "QuantizedMatmul": ("x", "scales"),
 }
-_TRUTH = set("Less LessEqual Greater GreaterEqual Equal NotEqual LogicalNot LogicalAnd LogicalOr Any All".split())
+_TRUTH = "Less LessEqual Greater GreaterEqual Equal NotEqual LogicalNot LogicalAnd LogicalOr Any All"
 _GIVEN = {"AsType": "scalar_type", "Full": "scalar_type", "Tri": "scalar_type", "UpdateAndAttend": "out_dtype"}
 _GIVEN |= {"Dequantize": "dtype", "ARange": "scalar_type", "FullLike": "scalar_type"}
 
@@ -48,14 +49,14 @@ class Known:
     def of(self, node: Node) -> str | None:
         """What the node's tensors are, all of them; notes nothing."""
         name = node.name.removesuffix("Node")
-        if name in _TRUTH:
+        if name in _TRUTH.split():
             return "bool"
         code = node.fields.get(_GIVEN[name]) if name in _GIVEN else None
         if code is not None:
             return dtypes.BY_CODE[code].name if code in dtypes.BY_CODE else None
-        if name in _MOVED:
+        if name in _MOVED.split():
             return self._slot(node.fields.get("x"))
-        fields = ("x",) if name in _FLOATS else _JOINED.get(name, ())
+        fields = ("x",) if name in _FLOATS.split() else _JOINED.get(name, ())
         found = {self._slot(slot) for slot in self._slots(node, fields)}
         only = found.pop() if len(found) == 1 else None
         return only if only is not None and "float" in only else None

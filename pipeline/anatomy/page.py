@@ -101,7 +101,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequenc
 
     def cells(row: Sequence[str], tag: str) -> str:
         return "".join(
-            f'<{tag}{" class=n" if column in numbers else ""}>{cell}</{tag}>' for column, cell in enumerate(row)
+            f"<{tag}{' class=n' if column in numbers else ''}>{cell}</{tag}>" for column, cell in enumerate(row)
         )
 
     head = f"<thead><tr>{cells(heads, 'th')}</tr></thead>"
@@ -145,14 +145,18 @@ def _treemap(report: Report, group_of: Callable[[Tensor], str], colours: Mapping
         inner = squarified([tensor.size_bytes for _, tensor in groups[name]], room)
         for (number, tensor), rect in zip(groups[name], inner, strict=True):
             # The group's own name stands in its lower left corner.
-            is_free = rect.x > room.x or rect.y + rect.height < room.y + room.height - 1 or rect.height > 2 * LABEL_HEIGHT
+            is_free = (
+                rect.x > room.x or rect.y + rect.height < room.y + room.height - 1 or rect.height > 2 * LABEL_HEIGHT
+            )
             label = _label(tensor.name.removesuffix(".weight"), rect.y + 12, rect) if is_free else ""
             tile = _tile(tensor, rect, total, colours[tensor.label]) + label
             parts.append(_linked(tile, number, number in stops))
         parts.append(f'<rect class="group" {_place(room)}/>{_label(name, room.y + room.height - 5, room, 3)}')
     if rest:
         hidden = len(report.tensors) - len(drawn)
-        parts.append(f'<rect {_place(rooms[-1])} fill="#ccc"><title>{hidden} smaller, {bytes_text(rest)}</title></rect>')
+        parts.append(
+            f'<rect {_place(rooms[-1])} fill="#ccc"><title>{hidden} smaller, {bytes_text(rest)}</title></rect>'
+        )
     return "\n".join([*parts, "</svg>"])
 
 
@@ -198,9 +202,9 @@ def _files(report: Report) -> Iterator[str]:
         ]  # fmt: skip
         yield _table(("part", "segments", "bytes", "share"), rows, (1, 2, 3))
     if report.others:
-        rows = [(_text(name), f"{size:,}") for name, size in report.others.items()]
+        beside = [(_text(name), f"{size:,}") for name, size in report.others.items()]
         yield "<h3>Beside it</h3>"
-        yield _table(("file", "bytes"), rows, (1,))
+        yield _table(("file", "bytes"), beside, (1,))
 
 
 def _method(number: int, method: MethodPart) -> Iterator[str]:
@@ -248,11 +252,14 @@ def _tensors(report: Report) -> Iterator[str]:
     if not report.tensors:
         return
     yield f"<h2>Tensors: {len(report.tensors):,}</h2>"
-    heads = "".join(f"<th{' class=n' if head == 'bytes' else ''}>{head}</th>" for head in ("name", "what", "shape", "bytes", "read by"))
+    heads = "".join(
+        f"<th{' class=n' if head == 'bytes' else ''}>{head}</th>"
+        for head in ("name", "what", "shape", "bytes", "read by")
+    )
     yield f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>'
     for number, tensor in enumerate(report.tensors[:MAX_ROWS]):
         also = f" and {len(tensor.keys) - 1} more names" if len(tensor.keys) > 1 else ""
-        users = ", ".join(f"{shown(name)} ×{count}" for name, count in list(tensor.users.items())[:8])
+        users = ", ".join(f"{shown(name)} {_CANVAS.times}{count}" for name, count in list(tensor.users.items())[:8])
         yield (
             f'<tr id="tensor-{number}"><td>{_text(tensor.name)}{also}</td><td>{_text(tensor.label)}</td>'
             f"<td>{shape_text(tensor.weight_shape)}</td><td class=n>{tensor.size_bytes:,}</td>"

@@ -20,7 +20,8 @@ from pipeline.anatomy.facts import (
     Shape,
 )
 from pipeline.anatomy.opening import Opened, opened
-from pipeline.pte.mlx_graph import Dim, MlxGraph, Slot
+from pipeline.anatomy.signature import described
+from pipeline.pte.mlx_graph import Dim, MlxGraph
 from pipeline.pte.program import Delegate, ListValue, Method, NoneValue, TensorValue, Value
 
 MAX_HEX_BYTES = 32
@@ -85,33 +86,7 @@ def _counted(counter: Counter[str]) -> dict[str, int]:
     return dict(sorted(counter.items(), key=lambda item: (-item[1], item[0])))
 
 
-def described(method: Method, found: Opened) -> tuple[dict[int, str], dict[int, tuple[Dim, ...]]]:
-    """What graphs know of the values they are given and give: names and bounds, by the value's index."""
-    names: dict[int, str] = {}
-    dims: dict[int, tuple[Dim, ...]] = {}
-    for instruction in method.instructions:
-        graph = None
-        if instruction.delegate is not None:
-            graph = found.graphs.get((method.name, instruction.delegate))
-        if graph is not None:
-            for index, slot in zip(instruction.args, (*graph.input_map, *graph.output_map), strict=False):
-                _note(index, slot, graph, names, dims)
-    return names, dims
-
-
-def _note(
-    index: int, slot: Slot, graph: MlxGraph, names: dict[int, str], dims: dict[int, tuple[Dim, ...]]
-) -> None:
-    if slot in graph.names:
-        names.setdefault(index, graph.names[slot].partition("/")[2] or graph.names[slot])
-    meta = graph.meta(slot.idx) if slot.kind == "tensor" else None
-    if meta is not None:
-        dims.setdefault(index, meta.shape)
-
-
-def _argument(
-    method: Method, index: int, names: dict[int, str], dims: dict[int, tuple[Dim, ...]]
-) -> Argument:
+def _argument(method: Method, index: int, names: dict[int, str], dims: dict[int, tuple[Dim, ...]]) -> Argument:
     value = method.values[index]
     name = names.get(index)
     if isinstance(value, TensorValue):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from pipeline.anatomy import mlx_dtypes
@@ -99,9 +100,7 @@ class _Graph:
 
     def blocks(self) -> tuple[Block, ...]:
         graph = self._graph
-        results = tuple(
-            (self._name(slot), slot) for slot in (*graph.output_map, *graph.mutable_buffer_map)
-        )
+        results = tuple((self._name(slot), slot) for slot in (*graph.output_map, *graph.mutable_buffer_map))
         found = [self._block(graph.main_chain, "main chain", results)]
         if graph.init_chain is not None and graph.init_chain != graph.main_chain:
             found.append(self._block(graph.init_chain, "init chain, run once when loaded", ()))
@@ -158,7 +157,9 @@ class _Graph:
         outputs = []
         for slot in slots:
             tensor = isinstance(slot, Tid)
-            outputs.append(Output(self._names.get(slot), dtype if tensor else "int", next(known, None) if tensor else ()))
+            outputs.append(
+                Output(self._names.get(slot), dtype if tensor else "int", next(known, None) if tensor else ())
+            )
             if isinstance(slot, Tid):
                 kinds.note(slot, dtype)
         return Line(node.name.removesuffix("Node"), arguments, tuple(outputs), self._count)
@@ -204,19 +205,33 @@ def _operand(name: str, value: Any, read: Callable[[Tid | Vid], Operand]) -> Ope
     return plain
 
 
-def of_method(method: Method, names: dict[int, str], constants: Callable[[TensorValue], str]) -> Block:
+def of_method(
+    method: Method,
+    names: Mapping[int, str],
+    constants: Callable[[TensorValue], str],
+    takes: Mapping[int, Sequence[str]],
+) -> Block:
     """A method's own instructions.
 
-    ``names`` are those of inputs and outputs, by the value's index; ``constants`` names a constant. A tensor that
-    nothing gave before is what the instruction computes, of a kernel only if it is named twice: as the place for the
-    result and as the result. Else it is a buffer.
+    ``names`` are those of inputs and outputs, by the value's index; ``constants`` names a constant. ``takes`` are the
+    names of what a delegate is given, in the order of its arguments: by them they are listed.
+
+    A tensor that nothing gave before is what the instruction computes, of a kernel only if it is named twice: as the
+    place for the result and as the result. Else it is a buffer.
     """
-    return _Method(method, names, constants).block()
+    return _Method(method, names, constants, takes).block()
 
 
 class _Method:
-    def __init__(self, method: Method, names: dict[int, str], constants: Callable[[TensorValue], str]) -> None:
+    def __init__(
+        self,
+        method: Method,
+        names: Mapping[int, str],
+        constants: Callable[[TensorValue], str],
+        takes: Mapping[int, Sequence[str]],
+    ) -> None:
         self._method = method
+        self._takes = takes
         self._constant_name = constants
         self._known: dict[int, Operand] = {
             index: Named(names.get(index) or f"input {number}") for number, index in enumerate(method.input_ids)
@@ -234,8 +249,14 @@ class _Method:
         is_jump = instruction.kind == "jump_false"
         indices = instruction.args[:1] if is_jump else instruction.args
         fresh = self._fresh(instruction.kind, indices)
-        given = [index for index in indices if index not in fresh and not fresh.intersection(self._items(index))]
-        arguments = tuple(("", self._value(index)) for index in given)
+        called = self._takes.get(instruction.delegate, ()) if instruction.delegate is not None else ()
+        given = [
+            (name or "", index)
+            for name, index in zip_longest(called[: len(indices)], indices)
+            if index not in fresh and not fresh.intersection(self._items(index))
+        ]
+        # The order in which a delegate takes them is its exporter's choice.
+        arguments = tuple((name, self._value(index)) for name, index in (sorted(given) if called else given))
         if is_jump:
             arguments += (("to", instruction.args[1]),)
         operator = instruction.operator or instruction.kind

@@ -14,7 +14,7 @@ from pipeline.anatomy import names, uses
 from pipeline.anatomy.facts import Quantization, Tensor
 from pipeline.pte import dtypes
 from pipeline.pte.flat_tensor import PtdFile
-from pipeline.pte.mlx_graph import MlxGraph, Slot
+from pipeline.pte.mlx_graph import MlxGraph
 from pipeline.pte.program import ListValue, Method, Program, TensorValue
 from pipeline.pte.segments import SegmentedFile
 
@@ -37,7 +37,7 @@ class _Seen:
 def stored(
     files: Mapping[str, SegmentedFile], program: Program | None, graphs: Sequence[tuple[str, MlxGraph]]
 ) -> tuple[Tensor, ...]:
-    """The tensors of ``files`` (by the name to show), in their order there. ``graphs`` come with their method's name."""
+    """The tensors of ``files`` (by the name to show), in their order there. ``graphs`` come with a method's name."""
     seen: defaultdict[str, _Seen] = defaultdict(_Seen)
     for file in files.values():
         if isinstance(file, PtdFile):
@@ -115,6 +115,8 @@ def _tensor(name: str, segment: int, keys: list[str], known: list[_Seen], file: 
     role = _role(shown, best)
     return Tensor(
         name=shown,
+        names=tuple(one.name or names.without_prefix(key) for key, one in zip(keys, known, strict=True)),
+        number=None,
         keys=tuple(keys),
         file=name,
         segment=segment,
@@ -166,7 +168,9 @@ def _constants(name: str, program: Program, kernels: Sequence[Method]) -> list[T
     return [
         Tensor(
             name=f"constant {number}",
+            names=(),
             keys=(),
+            number=number,
             file=name,
             segment=-1 if program.constant_segment is None else program.constant_segment,
             size_bytes=len(value.data or b""),

@@ -51,8 +51,8 @@ def _head(report: Report, canvas: Canvas) -> Iterator[str]:
         yield from canvas.table(rows, "<>>>")
     if report.others:
         yield f"other files of {shown(report.path)}"
-        rows = [(shown(name), f"{size:,}") for name, size in report.others.items()]
-        yield from canvas.shown(rows, "files", "<>")
+        beside = [(shown(name), f"{size:,}") for name, size in report.others.items()]
+        yield from canvas.shown(beside, "files", "<>")
 
 
 def _counted(part: Share, canvas: Canvas) -> str:
@@ -140,8 +140,8 @@ def _sizes(report: Report, canvas: Canvas) -> Iterator[str]:
     yield f"tensors: {len(report.tensors)}, {bytes_text(total)}"
     if weights.bits_per_weight is not None:
         yield (
-            f"  {count_text(weights.num_weights)} weights ({weights.num_weights:,}) in {bytes_text(weights.size_bytes)}: "
-            f"{weights.bits_per_weight:.2f} bits per weight"
+            f"  {count_text(weights.num_weights)} weights ({weights.num_weights:,}) "
+            f"in {bytes_text(weights.size_bytes)}: {weights.bits_per_weight:.2f} bits per weight"
         )
     yield from _chart("by dtype", report.by_dtype, total, canvas)
     yield from _chart("by layer", _in_order(report.by_layer), total, canvas)
@@ -178,9 +178,10 @@ def _chart(title: str, shares: Sequence[Share], total: int, canvas: Canvas) -> I
 def _in_order(layers: Sequence[Share]) -> list[Share]:
     """Layers that differ only in their number, and in nothing that is shown, become one row."""
     found = []
-    key = lambda share: (names.pattern_of(share.label), share.size_bytes, share.num_tensors)  # noqa: E731
-    for (pattern, size, num_tensors), group in groupby(sorted(layers, key=lambda s: (-s.size_bytes, key(s))), key=key):
-        same = list(group)
+    grouped: dict[tuple[str, int, int], list[Share]] = {}
+    for share in sorted(layers, key=lambda share: -share.size_bytes):
+        grouped.setdefault((names.pattern_of(share.label), share.size_bytes, share.num_tensors), []).append(share)
+    for (pattern, size, num_tensors), same in grouped.items():
         label = same[0].label if len(same) == 1 else f"{pattern} (each of {len(same)})"
         found.append(Share(label=label, size_bytes=size, num_tensors=num_tensors))
     return found
@@ -213,7 +214,7 @@ def _row(tensor: Tensor, canvas: Canvas) -> tuple[str, ...]:
 
 
 def constant_text(value: Any, canvas: Canvas, left_out: int = 0) -> str:
-    """A published value in a line: ``int32 [30]: 0 ×5, 512, 0 ×24``."""
+    """A published value in a line: ``int32 [30]: 0 x5, 512, 0 x24``."""
     if isinstance(value, dict):
         told = f"{value['dtype']} {shape_text(value['sizes'])}"
         elements = _runs(value["values"], canvas)
@@ -240,4 +241,3 @@ def _grouped(values: Sequence[Any]) -> Iterator[tuple[Any, int]]:
     for _, group in groupby(values, key=lambda value: (type(value), str(value))):
         same = list(group)
         yield same[0], len(same)
-

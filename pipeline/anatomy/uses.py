@@ -16,8 +16,8 @@ from pipeline.anatomy.facts import Quantization
 from pipeline.pte.mlx_graph import MlxGraph, Node, Slot, Tid
 
 QUANTIZED = ("QuantizedMatmulNode", "GatherQmmNode", "DequantizeNode")
-MOVING = ("TakeNode", "ReshapeNode", "TransposeNode", "ExpandDimsNode", "SqueezeNode", "SliceNode", "IdCopyNode")
-MOVING += ("ContiguousNode", "BroadcastToNode")
+MOVING = ("TakeNode", "ReshapeNode", "TransposeNode", "ExpandDimsNode", "SqueezeNode", "SliceNode")
+MOVING_AS_IT_IS = ("IdCopyNode", "ContiguousNode", "BroadcastToNode")
 WRITTEN = ("out", "outs", "outputs")
 _COMPANIONS = ("scales", "biases", "global_scale")
 
@@ -64,7 +64,7 @@ def _read(chain: Sequence[Node], uses: dict[int, Use]) -> None:
                 uses[tid].nodes[node.name] += 1
         if node.name in QUANTIZED:
             _note_quantized(node.fields, uses, origin)
-        source = node.fields.get("x") if node.name in MOVING else None
+        source = node.fields.get("x") if node.name in (*MOVING, *MOVING_AS_IT_IS) else None
         start = origin.get(source.idx, source.idx) if isinstance(source, Tid) else None
         for tid in _written_tids(node):
             if start in uses and start is not None:

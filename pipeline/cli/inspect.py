@@ -85,8 +85,10 @@ def canvas(everything: bool, output: Path | None) -> Canvas:
 
 
 def _says_bars(encoding: str | None) -> bool:
+    from pipeline.anatomy import drawing
+
     try:
-        "█▏…→×".encode(encoding or "ascii")
+        f"█▏{drawing.Canvas().times}…→".encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True
