@@ -352,6 +352,9 @@ def _formats(old: Report, new: Report) -> Iterator[Change]:
 
 
 def _other_files(old: Opened, new: Opened) -> Iterator[Change]:
+    """Of two bundles; a file by itself has none beside it."""
+    if not (old.path.is_dir() and new.path.is_dir()):
+        return
     for name in dict.fromkeys([*old.others, *new.others]):
         sizes = [f"{one.others[name]} bytes" if name in one.others else None for one in (old, new)]
         if None not in sizes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.anatomy import names
 from pipeline.anatomy.changes import Change, Comparison, Part, Rewritten, TensorChanges
-from pipeline.anatomy.drawing import Canvas, bytes_text, count_text
+from pipeline.anatomy.drawing import Canvas, bytes_text, count_text, path_text
 from pipeline.anatomy.text import constant_text
 from pipeline.pte.flatbuffer import shown
 
@@ -21,10 +21,10 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=layer_id=)\d+")
 def of_comparison(found: Comparison, canvas: Canvas, instructions: bool) -> Iterator[str]:
     """The lines; with ``instructions`` every place where instructions differ, else those alike told once."""
     if found.identical:
-        yield f"{shown(found.old)} and {shown(found.new)} are identical"
+        yield f"{path_text(found.old)} and {path_text(found.new)} are identical"
         return
-    yield f"--- {shown(found.old)}"
-    yield f"+++ {shown(found.new)}"
+    yield f"--- {path_text(found.old)}"
+    yield f"+++ {path_text(found.new)}"
     if found.same:
         yield "the same in all that is compared; their bytes are not: prefixes of names, padding, order"
     yield from _section("published values", found.metadata, canvas, _published)

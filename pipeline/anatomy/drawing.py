@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_WIDTH = 40
+MIN_FIRST_WIDTH = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class Canvas:
             return []
         widths = [max(len(row[column]) for row in rows) for column in range(len(align))]
         rest = sum(widths[1:]) + 2 * len(align)
-        widths[0] = max(min(widths[0], max(self.width, MIN_WIDTH) - rest), 12)
+        widths[0] = min(widths[0], max(max(self.width, MIN_WIDTH) - rest, MIN_FIRST_WIDTH))
         lines = []
         for row in rows:
             cells = [self.cut(row[0], widths[0]), *row[1:]]
@@ -70,6 +71,11 @@ class Canvas:
         return lines
 
 
+def path_text(path: str) -> str:
+    """A path that the caller named: whole, on one line."""
+    return path if path.isprintable() else repr(path)
+
+
 def bytes_text(size: int) -> str:
     """``269.2 MB``; thousands, as disks and file managers count."""
     if abs(size) < 1000:
@@ -79,7 +85,7 @@ def bytes_text(size: int) -> str:
         amount /= 1000
         if abs(amount) < 999.95:
             return f"{amount:.1f} {unit}"
-    return f"{amount:.1f} PB"
+    return f"{amount / 1000:.1f} PB"
 
 
 def count_text(count: int) -> str:

@@ -191,7 +191,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Instructions as text, a line each. ``title`` says whose."""
+    """Instructions as text, a line each, escaped. ``title`` says whose."""
 
     title: str
     method: str

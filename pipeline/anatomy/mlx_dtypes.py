@@ -15,8 +15,8 @@ _MOVED = (
 # Of floats to floats of the same dtype.
 _FLOATS = (
     "Rope Softmax Gelu Silu Sigmoid Tanh Rsqrt Sqrt Log Log2 Log10 Log1p Exp Expm1 Erf Sin Cos Tan Arcsin Arccos "
-    "Arctan Sinh Cosh Arcsinh Arccosh Arctanh Reciprocal Floor Ceil Trunc Round Square Abs Neg Sign Mean Var Std Sum Prod "
-    "Cumsum LogSumExp"
+    "Arctan Sinh Cosh Arcsinh Arccosh Arctanh Reciprocal Floor Ceil Trunc Round Square Abs Neg Sign Mean Var Std Sum "
+    "Prod Cumsum LogSumExp"
 )
 _TWO = "Add Subtract Multiply Divide Maximum Minimum Power Remainder Atan2 LogAddExp"
 # Of several of one float dtype to that.
@@ -56,6 +56,8 @@ class Known:
             return dtypes.BY_CODE[code].name if code in dtypes.BY_CODE else None
         if name in _MOVED.split():
             return self._slot(node.fields.get("x"))
+        if name in ("SliceUpdate", "IndexCopy"):
+            return self._slot(node.fields.get("dst"))
         fields = ("x",) if name in _FLOATS.split() else _JOINED.get(name, ())
         found = {self._slot(slot) for slot in self._slots(node, fields)}
         only = found.pop() if len(found) == 1 else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 
 from pipeline.anatomy.accounting import layer_of
-from pipeline.anatomy.drawing import Canvas, bytes_text, count_text, percent_text
+from pipeline.anatomy.drawing import Canvas, bytes_text, count_text, path_text, percent_text
 from pipeline.anatomy.facts import DelegatePart, MethodPart, Report, Tensor
 from pipeline.anatomy.text import argument_text, constant_text, shape_text
 from pipeline.anatomy.treemap import Rect, squarified
@@ -57,7 +57,7 @@ font-size:.8rem;line-height:1.35}
 
 def of_report(report: Report) -> str:
     """The page."""
-    name = _text(report.path.rpartition("/")[2] or report.path)
+    name = escape(path_text(report.path.rpartition("/")[2] or report.path))
     body = "\n".join(_body(report))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -73,7 +73,7 @@ def _text(text: str) -> str:
 
 def _body(report: Report) -> Iterator[str]:
     weights = report.weights
-    yield f"<h1>{_text(report.path)}</h1>"
+    yield f"<h1>{escape(path_text(report.path))}</h1>"
     told = f"{bytes_text(report.size_bytes)} ({report.size_bytes:,} bytes)"
     if weights.bits_per_weight is not None:
         told += f", {count_text(weights.num_weights)} weights, {weights.bits_per_weight:.2f} bits per weight"
@@ -194,7 +194,8 @@ def _files(report: Report) -> Iterator[str]:
     yield "<h2>File</h2>"
     for file in report.files:
         version = "" if file.version is None else f", program version {file.version}"
-        yield f"<p>{_text(file.path)}: {file.kind}{version}, {len(file.segments)} segments, {file.num_keys} names</p>"
+        told = f"{path_text(file.path)}: {file.kind}{version}, {len(file.segments)} segments, {file.num_keys} names"
+        yield f"<p>{escape(told)}</p>"
         rows = [
             (escape(part.label), str(part.num_tensors or ""), f"{part.size_bytes:,}",
              percent_text(part.size_bytes, file.size_bytes))

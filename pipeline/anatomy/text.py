@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from pipeline.anatomy import names
-from pipeline.anatomy.drawing import Canvas, bytes_text, count_text, percent_text
+from pipeline.anatomy.drawing import Canvas, bytes_text, count_text, path_text, percent_text
 from pipeline.anatomy.facts import Argument, Bounds, DelegatePart, MethodPart, Report, Share, Tensor
 from pipeline.pte.flatbuffer import shown
 
@@ -41,7 +41,7 @@ def of_report(report: Report, canvas: Canvas) -> Iterator[str]:
 def _head(report: Report, canvas: Canvas) -> Iterator[str]:
     for file in report.files:
         version = "" if file.version is None else f", program version {file.version}"
-        yield f"{shown(file.path)}: {file.kind}, {bytes_text(file.size_bytes)} ({file.size_bytes:,} bytes){version}"
+        yield f"{path_text(file.path)}: {file.kind}, {bytes_text(file.size_bytes)} ({file.size_bytes:,} bytes){version}"
         keys = "" if not file.num_keys else f", {file.num_keys} names of data"
         yield f"  {len(file.segments)} segments{keys}"
         rows = [
@@ -50,7 +50,7 @@ def _head(report: Report, canvas: Canvas) -> Iterator[str]:
         ]
         yield from canvas.table(rows, "<>>>")
     if report.others:
-        yield f"other files of {shown(report.path)}"
+        yield f"other files of {path_text(report.path)}"
         beside = [(shown(name), f"{size:,}") for name, size in report.others.items()]
         yield from canvas.shown(beside, "files", "<>")
 
