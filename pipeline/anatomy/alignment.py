@@ -9,20 +9,29 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 MAX_CELLS = 1_000_000
 MAX_STEPS = 4_000_000
 
 
-def aligned(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
+@dataclass(slots=True)
+class Budget:
+    """What may still be spent, by several calls together."""
+
+    cells: int = MAX_CELLS
+    steps: int = MAX_STEPS
+
+
+def aligned(a: Sequence[Hashable], b: Sequence[Hashable], budget: Budget | None = None) -> list[tuple[int, int]]:
     """Pairs of indices of equal items, rising on both sides."""
-    return _Aligner(a, b).pairs()
+    return _Aligner(a, b, budget or Budget()).pairs()
 
 
 class _Aligner:
-    def __init__(self, a: Sequence[Hashable], b: Sequence[Hashable]) -> None:
+    def __init__(self, a: Sequence[Hashable], b: Sequence[Hashable], budget: Budget) -> None:
         self._a, self._b = a, b
-        self._cells, self._steps = MAX_CELLS, MAX_STEPS
+        self._budget = budget
 
     def pairs(self) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
@@ -37,8 +46,8 @@ class _Aligner:
                 found.append((end_a, end_b))
             if start_a == end_a or start_b == end_b:
                 continue
-            self._steps -= end_a - start_a + end_b - start_b
-            anchors = self._anchors(start_a, end_a, start_b, end_b) if self._steps > 0 else []
+            self._budget.steps -= end_a - start_a + end_b - start_b
+            anchors = self._anchors(start_a, end_a, start_b, end_b) if self._budget.steps > 0 else []
             if not anchors:
                 found += self._common(start_a, end_a, start_b, end_b)
                 continue
@@ -76,10 +85,9 @@ class _Aligner:
     def _common(self, start_a: int, end_a: int, start_b: int, end_b: int) -> list[tuple[int, int]]:
         """A longest common subsequence, if what is left of the bound allows to look for it."""
         height, width = end_a - start_a, end_b - start_b
-        self._cells -= height * width
-        if self._cells < 0:
-            self._cells += height * width
+        if height * width > self._budget.cells:
             return []
+        self._budget.cells -= height * width
         longest = [[0] * (width + 1) for _ in range(height + 1)]
         for i in range(height - 1, -1, -1):
             row, below, item = longest[i], longest[i + 1], self._a[start_a + i]

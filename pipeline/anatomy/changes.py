@@ -152,19 +152,20 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Chang
 def _published(found: Opened, shown: Report) -> dict[str, Any]:
     """What constant methods publish; of what is too long to be told, a digest as well."""
     told: dict[str, Any] = {}
+    reader = contents.Reader(*found.files.values())
     for one in shown.constants:
         told[one.name] = {"value": one.value}
         if one.left_out:
-            told[one.name] |= {"left_out": one.left_out, "sha256": _digest(found.method(one.name).outputs)}
+            told[one.name] |= {"left_out": one.left_out, "sha256": _digest(found.method(one.name).outputs, reader)}
     return told
 
 
-def _digest(values: Sequence[Value]) -> str:
+def _digest(values: Sequence[Value], reader: contents.Reader) -> str:
     found = hashlib.sha256()
     for value in values:
         if isinstance(value, TensorValue):
             found.update(repr((value.dtype, value.sizes, value.dim_order)).encode())
-            found.update(value.data or b"")
+            found.update(reader.digest(value.data or memoryview(b"")))
         else:
             found.update(repr(value).encode())
     return found.hexdigest()
@@ -203,11 +204,18 @@ def _declared(found: Opened, shown: Report) -> dict[str, str]:
 def _delegates(old: Opened, new: Opened, before: Report, after: Report) -> Iterator[Change]:
     yield from _differing(_described(before), _described(after))
     reader = contents.Reader(*old.files.values(), *new.files.values())
+    same: dict[tuple[int | None, int | None], bool] = {}
     for a, b in _methods(before, after):
         pairs = zip(old.method(a.name).delegates, new.method(b.name).delegates, strict=False)
         for number, (one, other) in enumerate(pairs):
             is_read = (a.name, number) in old.graphs and (b.name, number) in new.graphs
-            if one.id == other.id and not is_read and not reader.same(one.payload, other.payload):
+            if one.id != other.id or is_read:
+                continue
+            # Methods may share a payload, which is then compared once.
+            pair = (one.segment, other.segment)
+            if pair not in same or None in pair:
+                same[pair] = reader.same(one.payload, other.payload)
+            if not same[pair]:
                 what = f"{a.name} delegate {number} payload"
                 yield Change(name=what, old=f"{len(one.payload)} bytes", new=f"{len(other.payload)} other bytes")
     segments = [_mutable(one) for one in (old, new)]

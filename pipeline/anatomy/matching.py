@@ -83,6 +83,14 @@ def _constants(opened: Opened) -> dict[int, memoryview]:
 
 
 def _renamed(removed: dict[str, Held], added: dict[str, Held], reader: Reader) -> dict[str, str]:
+    digests: dict[int, bytes] = {}
+
+    def digest(held: Held) -> bytes:
+        # Several names may share bytes.
+        if id(held.tensor) not in digests:
+            digests[id(held.tensor)] = reader.digest(held.data)
+        return digests[id(held.tensor)]
+
     def kind(held: Held) -> tuple[object, ...]:
         return held.tensor.label, held.tensor.shape, len(held.data)
 
@@ -90,11 +98,11 @@ def _renamed(removed: dict[str, Held], added: dict[str, Held], reader: Reader) -
     by_bytes: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, held in added.items():
         if kind(held) in wanted:
-            by_bytes[(*kind(held), reader.digest(held.data))].append(name)
+            by_bytes[(*kind(held), digest(held))].append(name)
     renamed = {}
     for name, held in removed.items():
         if kind(held) in wanted:
-            found = by_bytes.get((*kind(held), reader.digest(held.data)))
+            found = by_bytes.get((*kind(held), digest(held)))
             if found:
                 renamed[name] = found.pop(0)
     return renamed

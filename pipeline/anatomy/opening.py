@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pipeline.pte.segments import SegmentedFile
 MLX = "MLXBackend"
 BUNDLED = "model.pte"
 MAX_OTHERS = 1000
+MAX_GRAPH_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +90,15 @@ def _is_ptd(path: Path) -> bool:
 def _graphs(program: Program | None) -> tuple[dict[tuple[str, int], MlxGraph], dict[tuple[str, int], str]]:
     graphs: dict[tuple[str, int], MlxGraph] = {}
     unreadable: dict[tuple[str, int], str] = {}
-    parsed: dict[tuple[int | None, int], MlxGraph] = {}
+    parsed: dict[bytes, MlxGraph] = {}
+    budget = MAX_GRAPH_BYTES
     for name, method in program.methods.items() if program is not None else ():
         for number, delegate in enumerate(method.delegates):
             if delegate.id != MLX:
+                continue
+            budget -= len(delegate.payload)
+            if budget < 0:
+                unreadable[name, number] = f"its MLX graph is beyond the {MAX_GRAPH_BYTES} bytes of them that are read"
                 continue
             try:
                 graphs[name, number] = _parsed(delegate, parsed)
@@ -100,9 +107,9 @@ def _graphs(program: Program | None) -> tuple[dict[tuple[str, int], MlxGraph], d
     return graphs, unreadable
 
 
-def _parsed(delegate: Delegate, known: dict[tuple[int | None, int], MlxGraph]) -> MlxGraph:
+def _parsed(delegate: Delegate, known: dict[bytes, MlxGraph]) -> MlxGraph:
     """Methods may share a payload; it is then read once."""
-    where = (delegate.segment, len(delegate.payload))
-    if delegate.segment is None or where not in known:
-        known[where] = parse_mlx_payload(delegate.payload, "its MLX graph")
-    return known[where]
+    digest = hashlib.sha256(delegate.payload).digest()
+    if digest not in known:
+        known[digest] = parse_mlx_payload(delegate.payload, "its MLX graph")
+    return known[digest]

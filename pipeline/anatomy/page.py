@@ -19,6 +19,7 @@ from pipeline.pte.flatbuffer import shown
 WIDTH, HEIGHT = 1000.0, 520.0
 MAX_RECTS = 500
 MAX_ROWS = 2000
+MAX_PARTS = 50
 MAX_LINES = 20_000
 TAB_STOPS = 24
 LABEL_HEIGHT = 15.0
@@ -67,6 +68,11 @@ def of_report(report: Report) -> str:
     )
 
 
+def _more(number: int, what: str) -> Iterator[str]:
+    if number > 0:
+        yield f"<p>… and {number:,} more {what}</p>"
+
+
 def _text(text: str) -> str:
     return escape(shown(text))
 
@@ -82,12 +88,17 @@ def _body(report: Report) -> Iterator[str]:
     if any(tensor.size_bytes for tensor in report.tensors):
         yield from _treemaps(report, colours)
     yield from _files(report)
-    for number, method in enumerate(report.methods[:MAX_ROWS]):
+    for number, method in enumerate(report.methods[:MAX_PARTS]):
         yield from _method(number, method)
+    yield from _more(len(report.methods) - MAX_PARTS, "methods")
     if report.constants:
-        rows = [(_text(one.name), escape(constant_text(one.value, _CANVAS, one.left_out))) for one in report.constants]
+        rows = [
+            (_text(one.name), escape(constant_text(one.value, _CANVAS, one.left_out)))
+            for one in report.constants[:MAX_ROWS]
+        ]
         yield "<h2>Constant methods</h2>"
         yield _table(("method", "value"), rows)
+        yield from _more(len(report.constants) - MAX_ROWS, "constant methods")
     yield from _tensors(report)
     for listing in report.listings:
         lines = [escape(line) for line in listing.lines[:MAX_LINES]]
@@ -218,8 +229,9 @@ def _method(number: int, method: MethodPart) -> Iterator[str]:
     yield _table(("", "name", "what"), rows)
     yield from _histogram("Instructions", method.instructions)
     yield from _histogram("Operators", method.operators)
-    for index, delegate in enumerate(method.delegates[:MAX_ROWS]):
+    for index, delegate in enumerate(method.delegates[:MAX_PARTS]):
         yield from _delegate(index, delegate)
+    yield from _more(len(method.delegates) - MAX_PARTS, "delegates")
 
 
 def _delegate(index: int, delegate: DelegatePart) -> Iterator[str]:
@@ -267,5 +279,4 @@ def _tensors(report: Report) -> Iterator[str]:
             f"<td>{escape(users)}</td></tr>"
         )
     yield "</tbody></table></div>"
-    if len(report.tensors) > MAX_ROWS:
-        yield f"<p>… and {len(report.tensors) - MAX_ROWS:,} more</p>"
+    yield from _more(len(report.tensors) - MAX_ROWS, "tensors")

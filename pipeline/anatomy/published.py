@@ -9,12 +9,13 @@ from pipeline.pte import dtypes
 from pipeline.pte.program import Method, Program, TensorValue
 
 MAX_ELEMENTS = 10_000
+MAX_TOTAL = 1_000_000
 
 
-def of_method(method: Method) -> Published:
-    """The value of a constant method; of tensors and lists no more than ``MAX_ELEMENTS``."""
-    outputs = method.outputs[:MAX_ELEMENTS]
-    budget = MAX_ELEMENTS
+def of_method(method: Method, budget: int | None = None) -> Published:
+    """The value of a constant method; of tensors and lists no more than ``budget`` or ``MAX_ELEMENTS``."""
+    budget = MAX_ELEMENTS if budget is None else min(budget, MAX_ELEMENTS)
+    outputs = method.outputs[: max(budget, 1)]
     left_out = len(method.outputs) - len(outputs)
     values = []
     for output in outputs:
@@ -39,5 +40,14 @@ def _plain(value: Any, budget: int) -> tuple[Any, int]:
 
 
 def of_program(program: Program) -> tuple[Published, ...]:
-    """Every constant method, in the file's order."""
-    return tuple(of_method(method) for method in program.methods.values() if method.is_constant)
+    """Every constant method, in the file's order; many may share one tensor, so that all of them are bounded too."""
+    found = []
+    budget = MAX_TOTAL
+    for method in program.methods.values():
+        if method.is_constant:
+            one = of_method(method, budget)
+            found.append(one)
+            for value in one.value if isinstance(one.value, list) else [one.value]:
+                budget -= len(value["values"]) if isinstance(value, dict) else 1
+            budget = max(budget, 0)
+    return tuple(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,17 @@ def inspect(path: Path, instructions: Sequence[str] | None = None) -> Report:
 
 def report_of(found: Opened, instructions: Sequence[str] | None = None) -> Report:
     """The report on what is open."""
-    graphs = [(method, graph) for (method, _), graph in found.graphs.items()]
-    stored = tensors.stored(found.files, found.program, graphs)
+    # Delegates may share a graph.
+    graphs = {id(graph): graph for graph in found.graphs.values()}
+    stored = tensors.stored(found.files, found.program, list(graphs.values()))
+    counted = {number: _graph(graph) for number, graph in graphs.items()}
     methods = found.program.methods.values() if found.program is not None else ()
     return Report(
         path=str(found.path),
         size_bytes=sum(file.size_bytes for file in found.files.values()),
         files=tuple(accounting.of_file(name, file) for name, file in found.files.items()),
         others=found.others,
-        methods=tuple(_method(method, found) for method in methods if not method.is_constant),
+        methods=tuple(_method(method, found, counted) for method in methods if not method.is_constant),
         constants=published.of_program(found.program) if found.program is not None else (),
         tensors=stored,
         weights=accounting.weights(stored),
@@ -65,7 +67,7 @@ def _listings(found: Opened, methods: Sequence[str]) -> tuple[Listing, ...]:
     return listing.of_methods(found, methods)
 
 
-def _method(method: Method, found: Opened) -> MethodPart:
+def _method(method: Method, found: Opened, graphs: Mapping[int, Graph]) -> MethodPart:
     names, dims = described(method, found)
     return MethodPart(
         name=method.name,
@@ -76,7 +78,11 @@ def _method(method: Method, found: Opened) -> MethodPart:
         instructions=_counted(Counter(instruction.kind for instruction in method.instructions)),
         operators=_counted(Counter(one.operator for one in method.instructions if one.operator is not None)),
         delegates=tuple(
-            _delegate(delegate, found.graphs.get((method.name, number)), found.unreadable.get((method.name, number)))
+            _delegate(
+                delegate,
+                graphs.get(id(found.graphs.get((method.name, number)))),
+                found.unreadable.get((method.name, number)),
+            )
             for number, delegate in enumerate(method.delegates)
         ),
     )
@@ -118,13 +124,13 @@ def _shape(value: TensorValue, dims: tuple[Dim, ...] | None) -> Shape:
     )
 
 
-def _delegate(delegate: Delegate, graph: MlxGraph | None, unreadable: str | None) -> DelegatePart:
+def _delegate(delegate: Delegate, graph: Graph | None, unreadable: str | None) -> DelegatePart:
     return DelegatePart(
         backend=delegate.id,
         size_bytes=len(delegate.payload),
         segment=delegate.segment,
         compile_specs=tuple(_spec(key, value) for key, value in delegate.compile_specs),
-        graph=None if graph is None else _graph(graph),
+        graph=graph,
         unreadable=unreadable,
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.anatomy.alignment import aligned
+from pipeline.anatomy.alignment import Budget, aligned
 from pipeline.anatomy.ssa import After, Block, Line, Named, Operand, Result
 
 DEPTH = 3
@@ -99,10 +99,11 @@ def _aligned_by_likeness(old: Sequence[Sequence[int]], new: Sequence[Sequence[in
     """Those alike in what produced them first, then in the gaps those alike in themselves."""
     gaps = [(0, len(old), 0, len(new))]
     pairs: list[tuple[int, int]] = []
+    budget = Budget()
     for depth in range(DEPTH, -1, -DEPTH):
         left: list[tuple[int, int, int, int]] = []
         for start_a, end_a, start_b, end_b in gaps:
-            found = aligned([m[depth] for m in old[start_a:end_a]], [m[depth] for m in new[start_b:end_b]])
+            found = aligned([m[depth] for m in old[start_a:end_a]], [m[depth] for m in new[start_b:end_b]], budget)
             here = [(start_a + a, start_b + b) for a, b in found]
             pairs += here
             before = (start_a - 1, start_b - 1)

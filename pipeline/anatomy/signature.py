@@ -15,11 +15,17 @@ def slot_name(graph: MlxGraph, slot: Slot, otherwise: str) -> str:
 
 def taken(found: Opened, method: Method) -> dict[int, list[str]]:
     """By a delegate's number, what its graph calls its inputs, in the order of its arguments."""
-    return {
-        number: [slot_name(graph, slot, f"input {place}") for place, slot in enumerate(graph.input_map)]
-        for (name, number), graph in found.graphs.items()
-        if name == method.name
-    }
+    names: dict[int, list[str]] = {}
+    taken_by: dict[int, list[str]] = {}
+    for number in range(len(method.delegates)):
+        graph = found.graphs.get((method.name, number))
+        if graph is not None:
+            if id(graph) not in taken_by:
+                taken_by[id(graph)] = [
+                    slot_name(graph, slot, f"input {place}") for place, slot in enumerate(graph.input_map)
+                ]
+            names[number] = taken_by[id(graph)]
+    return names
 
 
 def argument_names(found: Opened, method: Method) -> dict[int, str]:

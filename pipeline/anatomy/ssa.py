@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import zip_longest
 from typing import Any
 
@@ -22,6 +23,7 @@ from pipeline.pte.mlx_graph import NESTED_CHAINS, MlxGraph, Node, Slot, Tid, Vid
 from pipeline.pte.mlx_shapes import Shape, Shapes
 from pipeline.pte.program import Instruction, ListValue, Method, NoneValue, TensorValue
 
+MAX_LIST = 64
 DTYPE_FIELDS = ("scalar_type", "dtype", "out_dtype", "output_dtypes")
 
 
@@ -303,9 +305,12 @@ class _Method:
     def _written_out(self, index: int) -> Operand:
         value = self._method.values[index]
         if isinstance(value, ListValue):
-            if value.kind in ("double", "bool"):
-                return value.items
-            return tuple(self._item(int(item)) for item in value.items)
+            of_numbers = value.kind in ("double", "bool")
+            items = value.items if of_numbers else tuple(self._item(int(item)) for item in value.items)
+            if len(items) <= MAX_LIST:
+                return items
+            # Every instruction that is given the list would be as long as it.
+            return f"{len(items)} items, sha256 {sha256(repr(items).encode()).hexdigest()[:16]}"
         return self._item(index)
 
     def _item(self, index: int) -> Operand:

@@ -18,7 +18,7 @@ from pipeline.pte.mlx_graph import MlxGraph
 from pipeline.pte.program import ListValue, Method, Program, TensorValue
 from pipeline.pte.segments import SegmentedFile
 
-COMPANIONS = ("scales", "biases", "global_scale")
+MAX_LISTED = 1_000_000
 
 
 @dataclass(slots=True)
@@ -35,15 +35,15 @@ class _Seen:
 
 
 def stored(
-    files: Mapping[str, SegmentedFile], program: Program | None, graphs: Sequence[tuple[str, MlxGraph]]
+    files: Mapping[str, SegmentedFile], program: Program | None, graphs: Sequence[MlxGraph]
 ) -> tuple[Tensor, ...]:
-    """The tensors of ``files`` (by the name to show), in their order there. ``graphs`` come with a method's name."""
+    """The tensors of ``files`` (by the name to show), in their order there."""
     seen: defaultdict[str, _Seen] = defaultdict(_Seen)
     for file in files.values():
         if isinstance(file, PtdFile):
             for key, layout in file.layouts.items():
                 seen[key].dtype, seen[key].shape = layout.dtype, layout.sizes
-    for _, graph in graphs:
+    for graph in graphs:
         _note_graph(graph, seen)
     kernels = [] if program is None else [method for method in program.methods.values() if not method.is_constant]
     for method in kernels:
@@ -81,15 +81,22 @@ def _note_external(method: Method, seen: dict[str, _Seen]) -> None:
 
 
 def _readers(method: Method) -> dict[int, Counter[str]]:
-    """By a value's index, the kernels and delegates that are given it."""
+    """By a value's index, the kernels and delegates that are given it.
+
+    Instructions may share a list, and a file made to be hard much of it: beyond a bound lists are not looked into.
+    """
     readers: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    budget = MAX_LISTED
     for instruction in method.instructions:
         if instruction.kind not in ("kernel_call", "delegate_call"):
             continue
         user = instruction.operator or method.delegates[instruction.delegate or 0].id
         for index in set(instruction.args):
             value = method.values[index]
-            tensors = value.items if isinstance(value, ListValue) and "tensor" in value.kind else (index,)
+            tensors: tuple[float, ...] = (index,)
+            if isinstance(value, ListValue) and "tensor" in value.kind:
+                tensors = value.items[:budget]
+                budget -= len(tensors)
             for tensor in tensors:
                 readers[int(tensor)][user] += 1
     return readers
@@ -110,6 +117,9 @@ def _tensor(name: str, segment: int, keys: list[str], known: list[_Seen], file: 
     # Several keys share bytes: an exporter found them equal. The first that a graph describes speaks for them.
     best = next((one for one in known if one.role is not None), None)
     best = best or next((one for one in known if one.dtype is not None), known[0])
+    users: Counter[str] = Counter()
+    for one in known:
+        users.update(one.users)
     start, end = file.segments[segment]
     shown = best.name or names.without_prefix(keys[known.index(best)])
     role = _role(shown, best)
@@ -128,7 +138,7 @@ def _tensor(name: str, segment: int, keys: list[str], known: list[_Seen], file: 
         num_weights=prod(_weight_shape(best) or ()) if role in ("packed", "weight") else 0,
         quantization=best.quantization,
         of=best.of,
-        users=dict(sum((one.users for one in known), Counter()).most_common()),
+        users=dict(users.most_common()),
     )
 
 

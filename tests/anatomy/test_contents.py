@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.anatomy import contents
 from pipeline.anatomy.contents import Reader, same_files
+from pipeline.errors import PteError
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 64])
@@ -39,6 +40,25 @@ def test_files_are_the_same_by_what_they_hold(tmp_path: Path) -> None:
     assert not same_files(a, c)
 
 
+def test_parts_that_lie_on_each_other_end_in_a_word_about_it(tmp_path: Path) -> None:
+    """A file of a megabyte whose thousand segments are each all of it."""
+
+    class File:
+        path = tmp_path / "x.pte"
+        size_bytes = 1 << 20
+
+        def forget_pages(self) -> None:
+            """Nothing is mapped."""
+
+    data = memoryview(bytes(1 << 20))
+    reader = Reader(File())  # type: ignore[arg-type]
+    with pytest.raises(
+        PteError, match=r"^.*x\.pte: its parts lie on each other, and comparing them has read all of it 32"
+    ):
+        for _ in range(1000):
+            reader.digest(data)
+
+
 SCRIPT = """
 import resource, sys
 from pipeline.anatomy.contents import Reader
@@ -49,6 +69,7 @@ class File:
         self.file = open(path, 'rb')
         self.mapped = mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)
         self.data = memoryview(self.mapped)
+        self.path, self.size_bytes = path, len(self.data)
     def forget_pages(self):
         self.mapped.madvise(mmap.MADV_DONTNEED)
 a, b = File(sys.argv[1]), File(sys.argv[2])

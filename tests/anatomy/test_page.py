@@ -111,7 +111,7 @@ def test_beyond_a_number_of_rows_a_word_says_how_many(monkeypatch: pytest.Monkey
     monkeypatch.setattr(page, "MAX_ROWS", 4)
     monkeypatch.setattr(page, "MAX_LINES", 1)
     text = page.of_report(report([tensor(f"m.{number}.w", 1000) for number in range(9)]))
-    assert "<p>… and 5 more</p>" in text
+    assert "<p>… and 5 more tensors</p>" in text
     assert "%0 = Exp(x)\n… and 1 more</pre>" in text
     parsed = Parsed(text)
     assert {link["href"] for link in parsed.all("a")} == {f"#tensor-{number}" for number in range(4)}
