@@ -151,11 +151,19 @@ def _sizes(report: Report, canvas: Canvas) -> Iterator[str]:
     else:
         yield "  by name, layers together (--all: every tensor)"
         yield from canvas.shown(list(_patterns(report.tensors, canvas)), "kinds of tensors", "<<<>>")
-    shared = [tensor for tensor in report.tensors if len(tensor.keys) > 1]
+    shared = [one for one in report.tensors if len(one.keys) > 1 or (one.num_weights and sum(one.users.values()) > 1)]
     if shared:
-        yield "  stored once under several names"
-        rows = [(shown(one.name), f"{len(one.keys)} names", bytes_text(one.size_bytes)) for one in shared]
-        yield from canvas.shown(rows, "tensors", "<<>")
+        yield "  stored once, used more than once"
+        rows = [
+            (
+                f"  {shown(one.name)}",
+                bytes_text(one.size_bytes),
+                f"{len(one.keys)} names" if len(one.keys) > 1 else "",
+                _histogram_text(one.users, canvas),
+            )
+            for one in sorted(shared, key=lambda one: -one.size_bytes)
+        ]
+        yield from canvas.shown(rows, "tensors", "<><<")
 
 
 def _chart(title: str, shares: Sequence[Share], total: int, canvas: Canvas) -> Iterator[str]:

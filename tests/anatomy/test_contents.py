@@ -53,10 +53,9 @@ def test_parts_that_lie_on_each_other_end_in_a_word_about_it(tmp_path: Path) -> 
     data = memoryview(bytes(1 << 20))
     reader = Reader(File())  # type: ignore[arg-type]
     with pytest.raises(
-        PteError, match=r"^.*x\.pte: its parts lie on each other, and comparing them has read all of it 32"
+        PteError, match=r"x\.pte: its parts lie on each other, and comparing them has read all of it 32 t"
     ):
-        for _ in range(1000):
-            reader.digest(data)
+        list(map(reader.digest, [data] * 1000))
 
 
 SCRIPT = """
