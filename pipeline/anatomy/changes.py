@@ -108,14 +108,12 @@ def compare(old: Path, new: Path) -> Comparison:
 def _identical(old: Opened, new: Opened) -> bool:
     if list(old.files) != list(new.files) and (len(old.files), len(new.files)) != (1, 1):
         return False
-    reader = contents.Reader(*old.files.values(), *new.files.values())
     for a, b in zip(old.files.values(), new.files.values(), strict=True):
         try:
-            one = a.path.samefile(b.path)
-        except OSError:
-            one = False
-        if not one and not reader.same(a.whole, b.whole):
-            return False
+            if not contents.same_files(a.path, b.path):
+                return False
+        except OSError as error:
+            raise PteError(f"{a.path} or {b.path}: cannot be read ({error.strerror}). Check the paths.") from None
     return not any(_other_files(old, new))
 
 
@@ -204,7 +202,7 @@ def _declared(found: Opened, shown: Report) -> dict[str, str]:
 def _delegates(old: Opened, new: Opened, before: Report, after: Report) -> Iterator[Change]:
     yield from _differing(_described(before), _described(after))
     reader = contents.Reader(*old.files.values(), *new.files.values())
-    same: dict[tuple[int | None, int | None], bool] = {}
+    same: dict[tuple[int, int], bool] = {}
     for a, b in _methods(before, after):
         pairs = zip(old.method(a.name).delegates, new.method(b.name).delegates, strict=False)
         for number, (one, other) in enumerate(pairs):
@@ -212,8 +210,8 @@ def _delegates(old: Opened, new: Opened, before: Report, after: Report) -> Itera
             if one.id != other.id or is_read:
                 continue
             # Methods may share a payload, which is then compared once.
-            pair = (one.segment, other.segment)
-            if pair not in same or None in pair:
+            pair = (id(one.payload), id(other.payload))
+            if pair not in same:
                 same[pair] = reader.same(one.payload, other.payload)
             if not same[pair]:
                 what = f"{a.name} delegate {number} payload"

@@ -74,7 +74,8 @@ def _scalar(found: Opened, key: str, dtype: str) -> int | float | bool | None:
 
 def constant_name(value: TensorValue) -> str:
     """The name of a constant of kernels."""
-    return names.without_prefix(value.key) if value.key is not None else f"constant {value.constant}"
+    key = value.key or value.name
+    return names.without_prefix(key) if key is not None else f"constant {value.constant}"
 
 
 class Symbols:

@@ -1,7 +1,7 @@
 """Which tensor of one artifact is which of another: by name, and where names differ by what they hold.
 
-A name is what people call a tensor (``facts.Tensor``). Kernels' constants have none; they go by their order among those
-of their dtype and shape, and those that no kernel reads are left out.
+A name is what people call a tensor (``facts.Tensor``). Kernels' constants seldom have one; they go by their order among
+those of their dtype and shape, and those that no kernel reads are left out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def constant_names(tensors: Sequence[Tensor]) -> dict[int, str]:
         if tensor.role != "unused" and tensor.number is not None:
             kind = f"{tensor.dtype}{list(tensor.shape or ())}"
             ranks[kind] += 1
-            found[tensor.number] = f"constant {kind} no. {ranks[kind]}"
+            found[tensor.number] = tensor.name if tensor.names else f"constant {kind} no. {ranks[kind]}"
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -90,13 +89,14 @@ def _is_ptd(path: Path) -> bool:
 def _graphs(program: Program | None) -> tuple[dict[tuple[str, int], MlxGraph], dict[tuple[str, int], str]]:
     graphs: dict[tuple[str, int], MlxGraph] = {}
     unreadable: dict[tuple[str, int], str] = {}
-    parsed: dict[bytes, MlxGraph] = {}
+    parsed: dict[int, MlxGraph] = {}
     budget = MAX_GRAPH_BYTES
     for name, method in program.methods.items() if program is not None else ():
         for number, delegate in enumerate(method.delegates):
             if delegate.id != MLX:
                 continue
-            budget -= len(delegate.payload)
+            if id(delegate.payload) not in parsed:
+                budget -= len(delegate.payload)
             if budget < 0:
                 unreadable[name, number] = f"its MLX graph is beyond the {MAX_GRAPH_BYTES} bytes of them that are read"
                 continue
@@ -107,9 +107,9 @@ def _graphs(program: Program | None) -> tuple[dict[tuple[str, int], MlxGraph], d
     return graphs, unreadable
 
 
-def _parsed(delegate: Delegate, known: dict[bytes, MlxGraph]) -> MlxGraph:
-    """Methods may share a payload; it is then read once."""
-    digest = hashlib.sha256(delegate.payload).digest()
-    if digest not in known:
-        known[digest] = parse_mlx_payload(delegate.payload, "its MLX graph")
-    return known[digest]
+def _parsed(delegate: Delegate, known: dict[int, MlxGraph]) -> MlxGraph:
+    """Delegates may share a payload, which is one object then and is read once."""
+    where = id(delegate.payload)
+    if where not in known:
+        known[where] = parse_mlx_payload(delegate.payload, "its MLX graph")
+    return known[where]

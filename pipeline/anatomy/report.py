@@ -117,9 +117,11 @@ def _shape(value: TensorValue, dims: tuple[Dim, ...] | None) -> Shape:
     if not value.dynamic:
         return value.sizes
     if dims is None or len(dims) != len(value.sizes):
-        return tuple(Bounds(0, size) for size in value.sizes)
+        return tuple(Bounds(0, None if value.unbounded else size) for size in value.sizes)
     return tuple(
-        size if dim.value == size else Bounds(dim.min if dim.value is None else dim.value, size)
+        size
+        if dim.value == size
+        else Bounds(dim.min if dim.value is None else dim.value, dim.max if value.unbounded else size)
         for size, dim in zip(value.sizes, dims, strict=True)
     )
 

@@ -293,7 +293,9 @@ class _Method:
 
     def _is_fresh(self, index: int) -> bool:
         value = self._method.values[index]
-        return isinstance(value, TensorValue) and value.data is None and value.key is None and index not in self._known
+        if not isinstance(value, TensorValue) or index in self._known:
+            return False
+        return value.data is None and value.key is None and value.initial is None
 
     def _value(self, index: int) -> Operand:
         if index in self._known:
@@ -322,7 +324,7 @@ class _Method:
             return self._known[index]
         if isinstance(value, TensorValue):
             has_name = value.data is not None or value.key is not None
-            return Named(self._constant_name(value) if has_name else f"value {index}")
+            return Named(self._constant_name(value) if has_name else value.name or f"value {index}")
         if isinstance(value, ListValue):
             return Named(f"value {index}")
         return None if isinstance(value, NoneValue) else value.value

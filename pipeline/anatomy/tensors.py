@@ -177,8 +177,8 @@ def _constants(name: str, program: Program, kernels: Sequence[Method]) -> list[T
                 values[value.constant] = max(known, value, key=lambda one: len(one.data or b""))
     return [
         Tensor(
-            name=f"constant {number}",
-            names=(),
+            name=value.name or f"constant {number}",
+            names=() if value.name is None else (value.name,),
             keys=(),
             number=number,
             file=name,

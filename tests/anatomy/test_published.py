@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,18 @@ import pytest
 from pipeline.anatomy import published
 from pipeline.anatomy.facts import Published
 from pipeline.pte import PteFile
-from pipeline.pte.program import BoolValue, DoubleValue, IntValue, Method, NoneValue, StringValue, TensorValue, Value
+from pipeline.pte.program import (
+    BoolValue,
+    DoubleValue,
+    IntValue,
+    ListValue,
+    Method,
+    NoneValue,
+    Program,
+    StringValue,
+    TensorValue,
+    Value,
+)
 
 
 def method(*outputs: Value) -> Method:
@@ -56,14 +68,25 @@ def test_of_a_long_tensor_the_first_elements_are_told(monkeypatch: pytest.Monkey
     assert published.of_method(method(*[IntValue(3)] * 7)) == Published(name="get_x", value=[3] * 5, left_out=2)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        TensorValue("complex64", (1,), False, memoryview(bytes(8))),
-        TensorValue("int8", (2, 4), False, memoryview(bytes(8)), (1, 0)),
-    ],
-)
-def test_elements_that_have_no_plain_order_are_counted(value: TensorValue) -> None:
-    found = published.of_method(method(value))
-    assert found.value["values"] == []
-    assert found.left_out == 8 // (8 if value.dtype == "complex64" else 1)
+def test_an_order_of_its_own_is_told_in_that_of_the_sizes_or_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned = TensorValue("int8", (2, 4), False, memoryview(bytes(range(8))), (1, 0))
+    values = [0, 2, 4, 6, 1, 3, 5, 7]
+    assert published.of_method(method(turned)).value == {"dtype": "int8", "sizes": [2, 4], "values": values}
+    monkeypatch.setattr(published, "MAX_ELEMENTS", 5)
+    found = published.of_method(method(turned))
+    assert (found.value["values"], found.left_out) == ([], 8)
+
+
+def test_many_methods_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "MAX_TOTAL", 10)
+    tensor = TensorValue("int8", (4,), False, memoryview(bytes(4)))
+    methods = {f"m{number}": replace(method(tensor), name=f"m{number}") for number in range(5)}
+    found = published.of_program(Program(0, methods))
+    assert [(len(one.value["values"]), one.left_out) for one in found] == [(4, 0), (4, 0), (2, 2), (0, 4), (0, 4)]
+
+
+def test_lists_of_values_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = Method("get_x", (ListValue("int", (1, 1, -1)), IntValue(7)), (), (0,), (), ())
+    assert published.of_method(listed).value == [7, 7, None]
+    monkeypatch.setattr(published, "MAX_ELEMENTS", 2)
+    assert published.of_method(listed) == Published(name="get_x", value=[], left_out=3)
