@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import PteError
-from pipeline.pte import PtdFile, PteFile
-from pipeline.pte.mlx_graph import MlxGraph, parse_mlx_payload
-from pipeline.pte.program import Delegate, Method, Program
+from pipeline.pte import MlxGraph, MlxGraphs, PtdFile, PteFile
+from pipeline.pte.program import Method, Program
 from pipeline.pte.segments import SegmentedFile
 
 MLX = "MLXBackend"
 BUNDLED = "model.pte"
 MAX_OTHERS = 1000
-MAX_GRAPH_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,29 +85,14 @@ def _is_ptd(path: Path) -> bool:
 
 
 def _graphs(program: Program | None) -> tuple[dict[tuple[str, int], MlxGraph], dict[tuple[str, int], str]]:
+    read = MlxGraphs()
     graphs: dict[tuple[str, int], MlxGraph] = {}
     unreadable: dict[tuple[str, int], str] = {}
-    parsed: dict[int, MlxGraph] = {}
-    budget = MAX_GRAPH_BYTES
     for name, method in program.methods.items() if program is not None else ():
         for number, delegate in enumerate(method.delegates):
-            if delegate.id != MLX:
-                continue
-            if id(delegate.payload) not in parsed:
-                budget -= len(delegate.payload)
-            if budget < 0:
-                unreadable[name, number] = f"its MLX graph is beyond the {MAX_GRAPH_BYTES} bytes of them that are read"
-                continue
-            try:
-                graphs[name, number] = _parsed(delegate, parsed)
-            except PteError as error:
-                unreadable[name, number] = str(error)
+            if delegate.id == MLX:
+                try:
+                    graphs[name, number] = read.of(delegate.payload, "its MLX graph")
+                except PteError as error:
+                    unreadable[name, number] = str(error)
     return graphs, unreadable
-
-
-def _parsed(delegate: Delegate, known: dict[int, MlxGraph]) -> MlxGraph:
-    """Delegates may share a payload, which is one object then and is read once."""
-    where = id(delegate.payload)
-    if where not in known:
-        known[where] = parse_mlx_payload(delegate.payload, "its MLX graph")
-    return known[where]
