@@ -119,8 +119,8 @@ def texts_within_each_other() -> bytes:
 
 
 def vtables_of_their_own() -> bytes:
-    """60,000 tables, each with a vtable that no other has: a plan to read by for each."""
-    count = 60_000
+    """30,000 tables, each with a vtable that no other has: a plan to read by for each."""
+    count = 30_000
     # Root and plan, then the vector, then pairs of a vtable and its table, then a Null that all of them hold.
     head = struct.pack("<I4s", 16, b"ET12") + struct.pack("<HHHH", 8, 8, 0, 4)
     head += struct.pack("<iI", 8, 4)  # Program: its vtable is 8 before; execution_plan is 4 ahead
@@ -171,13 +171,13 @@ def a_million_inputs() -> bytes:
 
 
 def delegates_that_are_one() -> bytes:
-    """50,000 delegates with one graph, of 2,000 instructions."""
+    """20,000 delegates with one graph, of 2,000 instructions."""
 
     def fill(b: flatbuffers.Builder) -> dict[str, Add]:
         noop = table(b, s0=number("Uint8", 1), s1=to(table(b)))
         return {"s7": to(vector(b, [table(b, s0=to(vector(b, [noop] * 2_000)))]))}
 
-    return delegated(flatbuffers.Builder(1 << 20), payload(graph(fill)), 50_000)
+    return delegated(flatbuffers.Builder(1 << 20), payload(graph(fill)), 20_000)
 
 
 def shapes_that_are_one() -> bytes:
@@ -254,8 +254,8 @@ def lists_of_caches_as_long_as_may_be() -> bytes:
 
 
 def as_many_stop_ids_as_may_be() -> bytes:
-    """60,000 ids that end a text, none of which the vocabulary has."""
-    return contract(2, 60_000)
+    """30,000 ids that end a text, none of which the vocabulary has."""
+    return contract(2, 30_000)
 
 
 def entries_that_are_all_wrong() -> bytes:
@@ -270,10 +270,10 @@ def more_caches_than_can_be_counted() -> bytes:
 
 
 def methods_without_end() -> bytes:
-    """40,000 methods, each with a name of its own that is a line of text."""
+    """20,000 methods, each with a name of its own that is a line of text."""
     b = flatbuffers.Builder(1 << 22)
     null = value(b, 1, table(b))
-    return program(b, [published(b, f"get_{'x' * 80}_{index}", null) for index in range(40_000)])
+    return program(b, [published(b, f"get_{'x' * 80}_{index}", null) for index in range(20_000)])
 
 
 def operators_without_end() -> bytes:
@@ -297,11 +297,11 @@ def operators_without_end() -> bytes:
 
 
 def constants_without_end() -> bytes:
-    """A graph of 60,000 constants, none of which has a name or data."""
+    """A graph of 30,000 constants, none of which has a name or data."""
 
     def fill(b: flatbuffers.Builder) -> dict[str, Add]:
         meta = table(b, s0=to(vector(b, [])), s1=number("Int8", 6))
-        return {"s1": number("Uint32", 60_000), "s14": to(vector(b, [meta] * 60_000))}
+        return {"s1": number("Uint32", 30_000), "s14": to(vector(b, [meta] * 30_000))}
 
     return delegated(flatbuffers.Builder(1 << 20), payload(graph(fill)))
 
