@@ -171,13 +171,13 @@ def a_million_inputs() -> bytes:
 
 
 def delegates_that_are_one() -> bytes:
-    """20,000 delegates with one graph, of 2,000 instructions."""
+    """5,000 delegates with one graph, of 2,000 instructions."""
 
     def fill(b: flatbuffers.Builder) -> dict[str, Add]:
         noop = table(b, s0=number("Uint8", 1), s1=to(table(b)))
         return {"s7": to(vector(b, [table(b, s0=to(vector(b, [noop] * 2_000)))]))}
 
-    return delegated(flatbuffers.Builder(1 << 20), payload(graph(fill)), 20_000)
+    return delegated(flatbuffers.Builder(1 << 20), payload(graph(fill)), 5_000)
 
 
 def shapes_that_are_one() -> bytes:

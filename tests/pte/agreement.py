@@ -51,9 +51,17 @@ def assert_read_as_the_runtime_does(path: Path, pte: PteFile) -> None:
         for index, value in enumerate(named):
             assert_described(value, meta.attribute_tensor_meta(index), f"{name} {value.name}")
     for name, published in pte.program.constants().items():
+        if any(map(is_kept_back, pte.program.methods[name].outputs)):
+            assert runtime.load_method(name) is not None
+            continue
         outputs = [plain(output) for output in runtime.load_method(name).execute([])]
         # Told apart are also 1, 1.0 and True, and zeros by their sign; a NaN is equal to itself.
         assert repr(published) == repr(outputs[0] if len(outputs) == 1 else outputs), name
+
+
+def is_kept_back(value: Value) -> bool:
+    """Whether the runtime's Python side cannot hand it out: a list; a quantized tensor, which ends the process."""
+    return isinstance(value, ListValue) or (isinstance(value, TensorValue) and value.dtype.startswith("q"))
 
 
 def assert_described(value: TensorValue, info: Any, what: str) -> None:
@@ -66,9 +74,14 @@ def plain(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     name = str(value.dtype).removeprefix("torch.")
-    numbers = torch.view_as_real(value) if value.is_complex() else value
-    values = (numbers.to(torch.float64) if name.startswith("float8") else numbers).flatten(0, -1 - value.is_complex())
-    return {"dtype": name, "sizes": list(value.shape), "values": values.tolist() if value.dim() else [numbers.item()]}
+    flat = value.flatten()
+    if value.is_complex():
+        flat = torch.view_as_real(flat)
+    elif name.startswith("bits"):
+        flat = flat.view(torch.uint16 if name == "bits16" else torch.uint8)
+    elif name.startswith("float8"):
+        flat = flat.to(torch.float64)
+    return {"dtype": name, "sizes": list(value.shape), "values": flat.tolist()}
 
 
 def assert_read_as_the_deserializer_does(data: bytes, pte: PteFile) -> None:
