@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-
-from pipeline.errors import PteError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,14 +20,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows the changes; 0 the same, 1 they differ, 3 one cannot be read."""
+    """Shows the changes; 0 the same, 1 they differ. Raises ``PteError``, an exit code of 3."""
     from pipeline.anatomy import changes
 
-    try:
-        found = changes.compare(args.old, args.new)
-    except PteError as error:
-        print(error, file=sys.stderr)
-        return 3
+    found = changes.compare(args.old, args.new)
     if args.format == "json":
         from pipeline.anatomy import document
 

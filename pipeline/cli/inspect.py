@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import PteError
-
 if TYPE_CHECKING:
     from pipeline.anatomy.drawing import Canvas
     from pipeline.anatomy.facts import Report
@@ -37,17 +35,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows the report; 0 done, 1 it could not be written, 3 the file cannot be read."""
+    """Shows the report; 0 done, 1 it could not be written. Raises ``PteError``, an exit code of 3."""
     _settle(args)
     from pipeline.anatomy import inspect
 
     methods = None if args.instructions is None else [name for name in args.instructions if name]
-    try:
-        report = inspect(args.file, methods)
-    except PteError as error:
-        print(error, file=sys.stderr)
-        return 3
-    return write(_rendered(report, args), args.output)
+    return _write(_rendered(inspect(args.file, methods), args), args.output)
 
 
 def _settle(args: argparse.Namespace) -> None:
@@ -94,7 +87,7 @@ def _says_bars(encoding: str | None) -> bool:
     return True
 
 
-def write(text: str, output: Path | None) -> int:
+def _write(text: str, output: Path | None) -> int:
     """To standard output, or to a file as UTF-8; 1 where the file cannot be written."""
     if output is None:
         print(text, end="")
