@@ -33,21 +33,29 @@ def of_methods(found: Opened, methods: Sequence[str]) -> tuple[Listing, ...]:
             others = ", ".join(shown(other) for other in list(known)[:MAX_ITEMS]) or "none"
             raise PteError(f"{found.path}: there is no method {quoted(name)}; it has {others}. Name one of these.")
     chosen = methods or [name for name, method in known.items() if not method.is_constant]
-    return tuple(listing for name in chosen for listing in of_method(found, name))
+    listed: dict[int, str] = {}
+    return tuple(listing for name in chosen for listing in of_method(found, name, listed))
 
 
-def of_method(found: Opened, name: str) -> tuple[Listing, ...]:
-    """A method's own instructions, then those of its delegates' graphs."""
+def of_method(found: Opened, name: str, listed: dict[int, str]) -> tuple[Listing, ...]:
+    """A method's own instructions, then those of its delegates' graphs.
+
+    ``listed`` says, and is told, where a graph is listed: delegates may share one.
+    """
     method = found.method(name)
     own = ssa.of_method(method, argument_names(found, method), constant_name, taken(found, method))
     listings = [_listing(f"{shown(name)}: {own.title}", name, own)]
     for number in range(len(method.delegates)):
         graph = found.graphs.get((name, number))
-        if graph is not None:
+        where = f"{shown(name)}: delegate {number}"
+        if graph is not None and id(graph) in listed:
+            same = f"# The graph of {listed[id(graph)]}, listed there."
+            listings.append(Listing(title=where, method=name, lines=(same,)))
+        elif graph is not None:
+            listed[id(graph)] = where
             symbols = Symbols(graph)
             for block in ssa.of_graph(graph, constant_names(found, graph)):
-                title = f"{shown(name)}: delegate {number}, {block.title}"
-                listings.append(_listing(title, name, block, symbols))
+                listings.append(_listing(f"{where}, {block.title}", name, block, symbols))
     return tuple(listings)
 
 
