@@ -95,10 +95,10 @@ def compile_specs_that_are_one() -> bytes:
 
 
 def values_that_are_one() -> bytes:
-    """A method of 300,000 values, all of them one tensor's table: a dictionary and an object for each."""
+    """A method of 150,000 values, all of them one tensor's table: a dictionary and an object for each."""
     b = flatbuffers.Builder(1 << 22)
     held = value(b, 5, table(b, s2=to(numbers(b, "i", [1, 2, 3, 4]))))
-    return program(b, [table(b, s0=to(b.CreateString("forward")), s2=to(vector(b, [held] * 300_000)))])
+    return program(b, [table(b, s0=to(b.CreateString("forward")), s2=to(vector(b, [held] * 150_000)))])
 
 
 def dimension_orders_that_are_one() -> bytes:
@@ -181,11 +181,11 @@ def delegates_that_are_one() -> bytes:
 
 
 def shapes_that_are_one() -> bytes:
-    """1,000 instructions that make a tensor of one shape, of 300,000 dimensions."""
+    """1,000 instructions that make a tensor of one shape, of 150,000 dimensions."""
 
     def fill(b: flatbuffers.Builder) -> dict[str, Add]:
         dim = table(b, s0=number("Int64", 1))
-        shape = vector(b, [dim] * 300_000)
+        shape = vector(b, [dim] * 150_000)
 
         def out(builder: flatbuffers.Builder, slot: int) -> None:
             builder.Prep(4, 4)
@@ -202,10 +202,10 @@ def shapes_that_are_one() -> bytes:
 
 
 def names_that_are_one() -> bytes:
-    """A ``.ptd`` of 300,000 entries that are one."""
+    """A ``.ptd`` of 150,000 entries that are one."""
     b = flatbuffers.Builder(1 << 22)
     entry = table(b, s0=to(b.CreateString("weight")))
-    b.Finish(table(b, s2=to(vector(b, [entry] * 300_000))), file_identifier=b"FT01")
+    b.Finish(table(b, s2=to(vector(b, [entry] * 150_000))), file_identifier=b"FT01")
     tables = bytes(b.Output())
     (root,) = struct.unpack_from("<I", tables)
     header = struct.pack("<4sIQQQQ", b"FH01", 40, 0, 40 + len(tables), 0, 0)
@@ -270,24 +270,24 @@ def more_caches_than_can_be_counted() -> bytes:
 
 
 def methods_without_end() -> bytes:
-    """20,000 methods, each with a name of its own that is a line of text."""
+    """10,000 methods, each with a name of its own that is a line of text."""
     b = flatbuffers.Builder(1 << 22)
     null = value(b, 1, table(b))
-    return program(b, [published(b, f"get_{'x' * 80}_{index}", null) for index in range(20_000)])
+    return program(b, [published(b, f"get_{'x' * 80}_{index}", null) for index in range(10_000)])
 
 
 def operators_without_end() -> bytes:
-    """A forward of 20,000 kernels, each with a name of its own, between as many delegates' calls."""
+    """A forward of 8,000 kernels, each with a name of its own, between as many delegates' calls."""
     b = flatbuffers.Builder(1 << 22)
     operators, steps = [], []
-    for index in range(20_000):
+    for index in range(8_000):
         operators.append(table(b, s0=to(b.CreateString(f"aten::{'x' * 60}_{index}"))))
         call = table(b, s0=number("Int32", index))
         steps.append(table(b, s0=number("Uint8", 1), s1=to(call)))
     data = table(b, s0=to(b.CreateByteVector(b"")))
     place = table(b, s1=number("Uint32", 0))
     delegate = table(b, s0=to(b.CreateString("Backend " * 9)), s1=to(place))
-    steps += [table(b, s0=number("Uint8", 2), s1=to(table(b)))] * 20_000
+    steps += [table(b, s0=number("Uint8", 2), s1=to(table(b)))] * 8_000
     chain = table(b, s2=to(vector(b, steps)))
     name = b.CreateString("forward")
     parts = {"s5": vector(b, [chain]), "s6": vector(b, operators), "s7": vector(b, [delegate])}
@@ -297,17 +297,17 @@ def operators_without_end() -> bytes:
 
 
 def constants_without_end() -> bytes:
-    """A graph of 30,000 constants, none of which has a name or data."""
+    """A graph of 15,000 constants, none of which has a name or data."""
 
     def fill(b: flatbuffers.Builder) -> dict[str, Add]:
         meta = table(b, s0=to(vector(b, [])), s1=number("Int8", 6))
-        return {"s1": number("Uint32", 30_000), "s14": to(vector(b, [meta] * 30_000))}
+        return {"s1": number("Uint32", 15_000), "s14": to(vector(b, [meta] * 15_000))}
 
     return delegated(flatbuffers.Builder(1 << 20), payload(graph(fill)))
 
 
 def caches_without_end() -> bytes:
-    """A graph of 20,000 calls of as many caches."""
+    """A graph of 8,000 calls of as many caches."""
 
     def fill(b: flatbuffers.Builder) -> dict[str, Add]:
         def tid(builder: flatbuffers.Builder, slot: int) -> None:
@@ -316,7 +316,7 @@ def caches_without_end() -> bytes:
             builder.PrependStructSlot(slot, builder.Offset(), 0)
 
         nodes = []
-        for layer in range(20_000):
+        for layer in range(8_000):
             call = table(b, s0=tid, s1=tid, s2=tid, s3=tid, s4=tid, s5=number("Int32", layer))
             nodes.append(table(b, s0=number("Uint8", 134), s1=to(call)))
         return {"s5": number("Uint32", 1), "s7": to(vector(b, [table(b, s0=to(vector(b, nodes)))]))}
