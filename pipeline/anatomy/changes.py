@@ -369,11 +369,13 @@ def _other_files(old: Opened, new: Opened) -> Iterator[Change]:
                     continue
             except OSError as error:
                 raise PteError(f"{name}: cannot be read ({error.strerror}). Check the bundles' files.") from None
-        yield Change(name=name, old=sizes[0], new=sizes[1])
+        other = f"{new.others[name]} other bytes" if None not in sizes else sizes[1]
+        yield Change(name=name, old=sizes[0], new=other)
 
 
 def _sizes(old: Report, new: Report) -> Iterator[Change]:
-    yield Change(name="whole", old=old.size_bytes, new=new.size_bytes)
+    if old.size_bytes != new.size_bytes:
+        yield Change(name="whole", old=old.size_bytes, new=new.size_bytes)
     parts: list[dict[str, int]] = []
     for shown in (old, new):
         sizes: dict[str, int] = {}

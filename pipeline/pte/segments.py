@@ -168,7 +168,8 @@ class SegmentedFile(ABC):
         ranges = []
         for index, segment in enumerate(segments):
             start = base + segment["offset"]
-            if not base or start + segment["size"] > end:
+            # A program whose constants are all elsewhere has an empty segment, and no place for segments.
+            if (segment["size"] and not base) or start + segment["size"] > end:
                 raise self._wrong(
                     f"has segment {index} of {segment['size']} bytes at byte {start}, outside {base} to {end}"
                 )

@@ -81,7 +81,7 @@ def test_a_weight_that_changed_is_told_by_name(tiny_pte: Any, tmp_path: Path, ca
 
 def test_two_models_differ_in_what_sets_them_apart(artifact: Callable[[str], Artifact], capsys: Output) -> None:
     """The same weights in another dtype, and a bf16 cache."""
-    code, out = diff(capsys, artifact("llama").pte, artifact("llama-bf16").pte)
+    code, out = diff(capsys, artifact("llama").pte, artifact("llama-bf16").pte, "--all")
     assert code == 1
     lines = out.splitlines()
     assert "  get_activation_dtype  6 → 15" in lines
@@ -121,7 +121,7 @@ def test_a_bundles_other_files_are_compared(tiny_pte: Any, tmp_path: Path, capsy
     assert diff(capsys, tmp_path / "a", tmp_path / "a")[0] == 0
     code, out = diff(capsys, tmp_path / "a", tmp_path / "b")
     assert code == 1
-    assert out.splitlines()[2:] == ["other files", "  tokenizer.json  2 bytes → 2 bytes"]
+    assert out.splitlines()[2:] == ["other files", "  tokenizer.json  2 bytes → 2 other bytes"]
     # A file has nothing beside it to compare.
     assert diff(capsys, tmp_path / "a", tmp_path / "b" / "model.pte")[0] == 0
 

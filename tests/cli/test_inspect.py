@@ -42,8 +42,8 @@ def test_the_text_says_what_the_file_is(tiny_pte: Any, capsys: Output) -> None:
     assert out.startswith(f"tiny.pte: .pte, {size / 1000:.1f} kB ({size:,} bytes), program version 0\n")
     for line in (
         "method forward",
-        "  in  tokens: int64 [1, 1..6]",
-        "  in  positions: int64 [1..6]",
+        "  in  tokens: int64 [1, 2..6]",
+        "  in  positions: int64 [2..6]",
         "  get_windows              int32 [2]: 0, 6",
         "  nothing                  []",
         "  a_string                 zażółć",
@@ -92,7 +92,7 @@ def test_instructions_are_listed(arguments: list[str], tiny_pte: Any, capsys: Ou
     out = inspected(capsys, *[path if word == "FILE" else word for word in arguments])
     assert "forward: delegate 0, main chain\n" in out
     assert "UpdateAndAttend(" in out
-    assert "  # s0: size of tokens, axis 1, 1 to 6\n" in out
+    assert "  # s0: size of tokens, axis 1, 2 to 6\n" in out
 
 
 def test_a_method_that_is_not_there_is_told_with_those_that_are(tiny_pte: Any, capsys: Output) -> None:
