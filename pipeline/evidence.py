@@ -123,7 +123,7 @@ def _file_facts(pte: PteFile, used: Collection[str] | None) -> FileFacts:
     unused = [name for name in pte.named_data if name not in used] if used is not None and only else []
     return FileFacts(
         program_version=pte.program.version,
-        segment_starts=tuple(start for start, end in pte.segment_ranges if start < end),
+        segment_starts=tuple(start for start, end in pte.segments if start < end),
         unused_data=tuple((name, len(pte.named_data[name])) for name in unused),
     )
 

@@ -17,7 +17,19 @@ PACKAGE = ROOT / "pipeline"
 HEAVY = {"torch", "torchao", "executorch", "transformers", "numpy", "mlx", "safetensors", "gguf", "huggingface_hub"}
 
 LIGHT = ("errors", "manifest", "yaml_source", "schema", "schema_problems", "spec", "contract", "snapshot", "plan")
-LIGHT += ("store", "pte", "verify", "evidence", "digest", "surroundings", "workspace", "tasks", "progress", "cli")
+LIGHT += (
+    "store",
+    "pte",
+    "verify",
+    "evidence",
+    "digest",
+    "surroundings",
+    "workspace",
+    "tasks",
+    "progress",
+    "cli",
+    "anatomy",
+)
 
 # Each module or package of ours, and those of ours that it may name: at the top what a user starts, at the bottom what
 # everything may use. Whoever needs a new arrow writes it here.
@@ -35,6 +47,7 @@ ARROWS: dict[str, set[str]] = {
     "pte": {"errors"},
     "store": {"errors", "digest"},
     "plan": {"manifest", "spec"},
+    "anatomy": {*GROUND, "pte"},
     "verify": {*GROUND, "contract", "pte", "evidence"},
     "evidence": {*GROUND, "contract", "pte"},
     "model": {*GROUND, "contract", "pte"},
@@ -45,7 +58,19 @@ ARROWS: dict[str, set[str]] = {
     "workspace": {*GROUND, "plan", "snapshot", "store", "steps", "surroundings", "manifest"},
     "progress": set(),
     "tasks": {*GROUND, "manifest", "plan", "progress", "workspace"},
-    "cli": {*GROUND, "contract", "manifest", "plan", "pte", "verify", "evidence", "store", "workspace", "runtime"},
+    "cli": {
+        *GROUND,
+        "contract",
+        "manifest",
+        "plan",
+        "pte",
+        "verify",
+        "evidence",
+        "store",
+        "workspace",
+        "runtime",
+        "anatomy",
+    },
     "__main__": {"cli"},
 }
 

@@ -160,6 +160,7 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Artifact]:
     """The artifact of a name in ARTIFACTS, built when it is first asked for, in about five seconds."""
     from pipeline.steps import build
+    from tests.pte.agreement import assert_read_as_executorch_reads
 
     built: dict[str, Artifact] = {}
 
@@ -173,6 +174,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Artifa
             # A build puts garbage collection off, since its process ends with it.
             gc.collect()
             built[name] = Artifact(snapshot, directory / build.ARTIFACT, spec)
+            assert_read_as_executorch_reads(built[name].pte)
         return built[name]
 
     return get

@@ -18,6 +18,8 @@ from pipeline.errors import ContractError, ManifestError, PipelineError, PteErro
 VERBS = {
     "check": "check manifests without building anything",
     "verify": "check what .pte files publish",
+    "inspect": "show what an artifact is",
+    "diff": "show what changed between two artifacts",
 }
 _CODES = ((UsageError, 2), (ManifestError, 2), (ContractError, 2), (PteError, 3))
 

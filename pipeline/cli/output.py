@@ -33,6 +33,10 @@ class Output:
     def flush(self) -> None:
         self._try(lambda stream: stream.flush())
 
+    @property
+    def encoding(self) -> str | None:
+        return None if self._stream is None else self._stream.encoding
+
     def isatty(self) -> bool:
         return self._stream is not None and self._stream.isatty()
 

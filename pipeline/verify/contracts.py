@@ -117,7 +117,13 @@ def nearest(constants: Mapping[str, Any]) -> tuple[Contract, list[str]]:
 def broken_in(contract: Contract, constants: Mapping[str, Any]) -> list[Broken]:
     """What an artifact breaks in a contract: at most one entry a method, in the order of the contract's methods."""
     found: dict[str, Broken] = {}
+    seen: set[tuple[object, ...]] = set()
     for violation in contract.violations(contract.schema, dict(constants)):
+        # Every entry of a long list may break the same, and is told of once.
+        same = (*violation.path[:1], violation.keyword, violation.path and _how(violation))
+        if same in seen:
+            continue
+        seen.add(same)
         for broken in _told(contract, constants, violation):
             known_one = found.get(broken.subject)
             if known_one is None or _SERIOUSNESS.index(broken.how) < _SERIOUSNESS.index(known_one.how):

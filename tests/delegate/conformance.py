@@ -30,6 +30,7 @@ from pipeline.errors import PipelineError
 from pipeline.model import serializer
 from pipeline.pte import PteFile, parse_mlx_payload
 from pipeline.runtime.kv_cache import KVCache
+from tests.pte.agreement import assert_read_as_executorch_reads
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def outcome(name: str) -> Outcome:
                 path, _, _ = case.generate_test_files()
         except Exception as error:
             return Outcome(frozenset(), f"cannot be exported: {type(error).__name__}: {error}")
+        assert_read_as_executorch_reads(path)
         with PteFile.open(path) as pte:
             payloads = [delegate.payload for delegate in pte.program.methods["forward"].delegates]
             chains = [chain for payload in payloads for chain in parse_mlx_payload(payload).chains]

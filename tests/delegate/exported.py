@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.model import serializer
+from tests.pte.agreement import assert_read_as_executorch_reads
 from tests.tiny_models import library_warnings_ignored
 
 
@@ -106,4 +107,5 @@ def write(
         path.write_bytes(written.buffer)
         if max_data_bytes is not None:
             written.write_tensor_data_to_file(path.parent)
+    assert_read_as_executorch_reads(path)
     return sorted(path.parent.glob("*.ptd"))
