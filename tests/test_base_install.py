@@ -55,6 +55,15 @@ def test_verify_runs_there_from_anywhere(base_install: BaseInstall, tiny_pte: An
     assert base_install.run(tmp_path, "pte", "verify", "absent.pte").returncode == 3
 
 
+def test_inspect_and_diff_run_there_from_anywhere(base_install: BaseInstall, tiny_pte: Any, tmp_path: Path) -> None:
+    (tmp_path / "one.pte").write_bytes(tiny_pte.path.read_bytes())
+    shown = base_install.run(tmp_path, "pte", "inspect", "one.pte")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "MLXBackend" in shown.stdout
+    assert "<html" in base_install.run(tmp_path, "pte", "inspect", "one.pte", "--format", "html").stdout
+    assert base_install.run(tmp_path, "pte", "diff", "one.pte", "one.pte").returncode == 0
+
+
 def test_the_page_of_a_rule_is_there(base_install: BaseInstall, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "rules" / "PTE101.md").read_text()
     assert base_install.run(tmp_path, "pte", "verify", "--explain", "PTE101").stdout == page
