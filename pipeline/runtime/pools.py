@@ -89,8 +89,8 @@ class Pool:
 class QuantizedPool:
     """Heads of ``head_dim`` numbers, packed in ``bits`` each, with a scale and a bias for each group of them.
 
-    A number is off by at most half a scale, (largest - smallest of its group) / (2 ** bits - 1) / 2, and by what the
-    scale's dtype rounds.
+    A number is off by less than one step, which is (largest - smallest of its group) / (2 ** bits - 1), and mostly by
+    less than half of it; scales of a narrow dtype round further.
     """
 
     def __init__(
