@@ -152,9 +152,10 @@ class CachePolicy:
         )
         if not self.windows:
             return plan
-        caches = with_windows(contract.caches, self.windows)
-        narrowest = min((cache.window for cache in caches if cache.window), default=plan.max_write)
-        return replace(plan, caches=caches, max_write=min(plan.max_write, narrowest))
+        plan = replace(plan, caches=with_windows(contract.caches, self.windows))
+        # Cells hold a step of any length; a ring is as long as a step and its window together.
+        narrowest = plan.max_write if plan.batched else min(plan.rings, default=plan.max_write)
+        return replace(plan, max_write=min(plan.max_write, narrowest))
 
 
 def with_windows(caches: Sequence[CacheGeometry], pattern: Sequence[int]) -> tuple[CacheGeometry, ...]:

@@ -230,6 +230,9 @@ def test_a_step_abandoned_between_its_layers_is_over_for_those_that_follow() -> 
     cache.table.rewind(0, 0)
     with pytest.raises(CacheError, match="0 were declared"):
         seen(cache, 1, SLIDING, [7], positions)
+    other = cache.table.seq_new()
+    cache.table.declare_step([0, other])
+    assert seen(cache, 0, FLAT, [8, 9], [0, 0]) == [{8}, {9}]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def test_the_longest_step_drops_to_the_narrowest_window_that_is_imposed() -> Non
     assert CachePolicy(windows=(32, 0)).plan(CONTRACT).max_write == 32
     assert CachePolicy(windows=(64, 20, 0)).plan(CONTRACT).max_write == 20
     assert CachePolicy(windows=(0,)).plan(CONTRACT).max_write == 32
+    assert CachePolicy(windows=(20,)).plan(CONTRACT, num_sequences=2).max_write == 32, "no ring is there to be shorter"
 
 
 def test_caches_are_counted_by_their_window() -> None:
