@@ -81,9 +81,9 @@ class CellCache:
         return self._pools.nbytes
 
     def commit_step(self) -> None:
-        """The step's tokens belong to their sequences from now on."""
-        self.table.commit_step()
+        """The step's tokens belong to their sequences from now on; CacheError if it was declared and wrote none."""
         self._end_step()
+        self.table.commit_step()
 
     def abandon_step(self) -> None:
         """Every sequence is as it was before the step, which is no longer declared."""

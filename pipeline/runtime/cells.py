@@ -175,9 +175,18 @@ class CellTable:
         return cells[max(0, position - window + 1) if window else 0 : position + 1]
 
     def commit_step(self) -> None:
-        """The step's tokens belong to their sequences from now on."""
+        """The step's tokens belong to their sequences from now on. Without a step, nothing changes.
+
+        Raises CacheError for a step that was declared and not placed: whatever was executed did not use the cells.
+        """
+        unused = self._declared if self._placed is None else ()
         self._placed = None
         self._declared = ()
+        if unused:
+            raise CacheError(
+                f"a step of {len(unused)} tokens was declared, and none was written: the method keeps its history "
+                "itself, that of one sequence. Run it without this cache."
+            )
 
     def abandon_step(self) -> None:
         """Every sequence is as it was before the step, which is no longer declared."""
@@ -186,7 +195,8 @@ class CellTable:
             for sequence in placement.sequences:
                 self._sequences[sequence].pop()
             self._release(placement.cells)
-        self.commit_step()
+        self._placed = None
+        self._declared = ()
 
     def _cells(self, sequence: int) -> array[int]:
         if sequence not in self._sequences:

@@ -113,6 +113,20 @@ def test_whatever_changes_a_sequence_abandons_a_step_under_way(change: str) -> N
         table.place_step([2, 0])
 
 
+def test_a_step_that_was_declared_and_not_written_is_not_committed_in_silence() -> None:
+    table = CellTable(4)
+    table.seq_new()
+    table.declare_step([0, 0])
+    expected = (
+        "a step of 2 tokens was declared, and none was written: the method keeps its history itself, that of one "
+        "sequence. Run it without this cache."
+    )
+    with pytest.raises(CacheError, match=f"^{re.escape(expected)}$"):
+        table.commit_step()
+    table.commit_step()
+    assert table.pos(0) == 0
+
+
 def test_a_new_sequence_lets_a_declared_step_be() -> None:
     table = CellTable(4)
     table.seq_new()
