@@ -137,8 +137,6 @@ def edit_json(path: Path, *removed: str, **changes: Any) -> None:
 SLIDING = {"sliding_window": 8}
 MIXED = {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
 
-GEMMA = {"sliding_window": 16, "sliding_window_pattern": 3}
-
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
@@ -156,7 +154,7 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
     # Prompts far beyond its window, which steps do not divide; heads wide enough to be stored in few bits.
     "long": (
         "gemma3_text",
-        {**GEMMA, "num_hidden_layers": 3, "head_dim": 32, "max_position_embeddings": 256},
+        {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 32, "max_position_embeddings": 256},
         replace(SPEC, logits="full", max_seq_len=12, max_context_len=256),
     ),
     "full": ("qwen2", MIXED, replace(SPEC, logits="full")),
