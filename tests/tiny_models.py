@@ -151,6 +151,12 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
     "split-heads": ("gpt_neox", {"rotary_pct": 0.25}, SPEC),
     "scaled-tables": ("llama", {"rope_parameters": YARN}, SPEC),
     "shared-caches": ("gemma3n_text", {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 8}, SPEC),
+    # Prompts far beyond its window, which steps do not divide; heads wide enough to be stored in few bits.
+    "long": (
+        "gemma3_text",
+        {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 32, "max_position_embeddings": 256},
+        replace(SPEC, logits="full", max_seq_len=12, max_context_len=256),
+    ),
     "full": ("qwen2", MIXED, replace(SPEC, logits="full")),
     "selected": ("qwen2", MIXED, replace(SPEC, logits="selected")),
 }

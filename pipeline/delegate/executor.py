@@ -17,7 +17,7 @@ from pipeline.delegate.body import Body, body_of
 from pipeline.delegate.constants import Constants
 from pipeline.delegate.fuse import fused as fused_body
 from pipeline.delegate.ops import OPERATORS, metal
-from pipeline.delegate.ops.attention import Cache, UpdateAndAttend
+from pipeline.delegate.ops.attention import BoundCache, UpdateAndAttend
 from pipeline.delegate.ops.creation import check_allocation
 from pipeline.delegate.ops.fused import OPERATORS as FUSED
 from pipeline.delegate.plan import FAILURES, Call, Operator, Slots, plan_chain
@@ -96,7 +96,7 @@ class MlxMethod:
         self,
         pte: PteFile,
         name: str = "forward",
-        cache: Cache | None = None,
+        cache: BoundCache | None = None,
         *,
         fused: bool = True,
         device: mx.Device | None = None,

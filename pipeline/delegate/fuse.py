@@ -104,10 +104,10 @@ def rotation(step: Step, made: Made) -> list[Step] | None:
 def rope(step: Step, made: Made) -> list[Step] | None:
     """The same sub-graph where its tables are cos and sin of position times frequency: ``mx.fast.rope``.
 
-    The positions must be those that off-graph attention is handed, which are a run, or the step is refused; the tables
-    [1, 1, T, dims]; and both must have one constant factor. Angles are float32 as in the graph, cos and sin are not
-    rounded to the dtype of x, and the frequencies are inverted twice: float32 results differ by a relative 1e-7 of the
-    angle, narrower ones by their rounding.
+    The positions must be those that off-graph attention is handed, which the host knows; the tables [1, 1, T, dims];
+    and both must have one constant factor. Angles are float32 as in the graph, cos and sin are not rounded to the dtype
+    of x, and the frequencies are inverted twice: float32 results differ by a relative 1e-7 of the angle, narrower ones
+    by their rounding.
     """
     found = _rotation(step, made)
     if found is None:

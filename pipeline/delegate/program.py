@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from pipeline.delegate.constants import Constants
 from pipeline.delegate.executor import BACKEND_ID, MlxMethod, find_method
-from pipeline.delegate.ops.attention import Cache
+from pipeline.delegate.ops.attention import BoundCache
 from pipeline.delegate.signature import Signature, signature_of
 from pipeline.errors import DelegateError
 from pipeline.pte import Method, PtdFile, PteFile, parse_mlx_payload
@@ -73,7 +73,7 @@ class Program:
     def method(
         self,
         name: str = "forward",
-        cache: Cache | None = None,
+        cache: BoundCache | None = None,
         *,
         fused: bool = True,
         device: mx.Device | None = None,

@@ -10,14 +10,14 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from pipeline.contract import SCALAR_TYPE, Contract
-from pipeline.delegate.dtypes import BY_CODE
+from pipeline.contract import Contract
 from pipeline.delegate.executor import Execution
 from pipeline.delegate.plan import FAILURES
 from pipeline.delegate.program import Program
 from pipeline.errors import CacheError, DelegateError
 from pipeline.pte import PteFile
 from pipeline.runtime.kv_cache import KVCache
+from pipeline.runtime.policy import CachePolicy
 
 Seen = Callable[[list[int], mx.array], None]
 """Is told of a step's logits, all that the artifact gave: positions of tokens, and [rows, vocab]."""
@@ -30,21 +30,25 @@ def _unseen(positions: list[int], logits: mx.array) -> None:
 class Decoder:
     """The artifact's ``forward`` with a cache bound to it, and the position where the next token goes.
 
-    The cache is built from what the file publishes alone: geometry, largest step, context length and activation dtype.
-    ``fused`` and ``device`` are those of ``MlxMethod``. Decoders of one ``Program`` share its constants.
+    The cache is what the file publishes, geometry, largest step, context length and activation dtype, but for what
+    ``policy`` chooses otherwise. ``fused`` and ``device`` are those of ``MlxMethod``. Decoders of one ``Program`` share
+    its constants.
     """
 
-    def __init__(self, source: Program | PteFile, *, fused: bool = True, device: mx.Device | None = None) -> None:
+    def __init__(
+        self,
+        source: Program | PteFile,
+        *,
+        policy: CachePolicy | None = None,
+        fused: bool = True,
+        device: mx.Device | None = None,
+    ) -> None:
         program = source if isinstance(source, Program) else Program(source)
         pte = program.pte
         self.contract = Contract.read(pte.program.constants(), pte.path.name)
         self._where = pte.path.name
-        self._cache = KVCache(
-            self.contract.caches,
-            capacity=self.contract.max_context_len,
-            max_write=self.contract.max_seq_len,
-            dtype=BY_CODE[SCALAR_TYPE[self.contract.dtype]],
-        )
+        self.plan = (policy or CachePolicy()).plan(self.contract)
+        self._cache = KVCache.of(self.plan)
         self._forward = program.method(cache=self._cache, fused=fused, device=device)
 
     @property
@@ -113,7 +117,7 @@ class Decoder:
                 f"{self._where}: {len(ids)} tokens at position {self.position} exceed the context of "
                 f"{self._cache.capacity}. Shorten the text, or export with a larger max_context_len."
             )
-        step = chunk or self.contract.max_seq_len
+        step = chunk or self.plan.max_write
         for start in range(0, len(ids), step):
             yield self.feed(ids[start : start + step], seen)
 
@@ -177,7 +181,7 @@ class Decoder:
         None if it could not be taken back: where steps are of one token, a ring has lost what the step before needs.
         The index of the largest of as many logits as there are tokens is inside the vocabulary.
         """
-        if self.contract.max_seq_len < 2 or self._forward.has_buffers:
+        if self.plan.max_write < 2 or self._forward.has_buffers:
             return None
         with mx.stream(self._forward.device):
             step = self._begun(token.reshape(1, 1).astype(mx.int64), [0])

@@ -41,8 +41,16 @@ class LayerLayout:
 
     @property
     def max_slots(self) -> int:
-        """Slots that the pool will ever hold."""
-        return self.window + self.max_write - 1 if self.window else self.capacity
+        """Slots that the pool will ever hold. A ring that the capacity cannot fill never wraps, and needs no more."""
+        return min(self.window + self.max_write - 1, self.capacity) if self.window else self.capacity
+
+    def keeps(self, length: int, highest: int) -> bool:
+        """Whether a sequence of ``length`` tokens can be continued here after positions below ``highest`` were written.
+
+        A query at position ``length`` attends up to window - 1 older ones; a ring still has the latest ``max_slots``.
+        """
+        oldest = max(0, length - self.window + 1) if self.window else 0
+        return oldest >= min(length, highest - self.max_slots)
 
     def plan(self, start: int, length: int) -> StepPlan:
         """Writing ``length`` tokens at positions ``start`` onward, then reading what their queries may attend.

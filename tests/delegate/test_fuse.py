@@ -163,7 +163,7 @@ def test_a_step_that_mlx_refuses_is_named_when_it_is_replayed_too() -> None:
 
 
 @pytest.mark.usefixtures("with_gpu_rules")
-def test_positions_that_are_no_run_are_refused_before_they_rotate_anything(
+def test_positions_that_are_no_run_are_refused_by_the_cache_of_one_sequence(
     artifact: Callable[[str], Artifact],
 ) -> None:
     with PteFile.open(artifact("llama-bf16").pte) as pte:

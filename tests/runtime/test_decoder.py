@@ -183,7 +183,7 @@ def test_a_step_that_fails_while_the_next_one_is_under_way_takes_both_back(
 def test_where_steps_are_of_one_token_none_runs_ahead_and_the_text_is_the_same(decoder: Decoder) -> None:
     expected = continued(decoder, PROMPT, 6)
     decoder.clear()
-    decoder.contract = replace(decoder.contract, max_seq_len=1)
+    decoder.plan = replace(decoder.plan, max_write=1)
     assert continued(decoder, PROMPT, 6) == expected
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
+from random import Random
 
 import mlx.core as mx
 import numpy as np
@@ -376,3 +378,50 @@ def test_an_abandoned_step_counts_among_what_a_ring_has_overwritten() -> None:
     cache.abandon_step()
     assert not cache.rewind(15)
     assert cache.rewind(16)
+
+
+def trace(number: int) -> None:
+    """Random steps, abandoned anywhere, rewinds and clears; what every query is handed is the text as it is now."""
+    chance = Random(number)
+    windows = [0, chance.randint(1, 6), chance.randint(1, 9)]
+    caches = [CacheGeometry(num_kv_heads=1, head_dim=2, window=window) for window in windows]
+    capacity, max_write = chance.randint(8, 40), chance.randint(1, 6)
+    cache = cache_of(caches, capacity=capacity, max_write=max_write, initial_capacity=chance.randint(0, 9))
+    text: list[int] = []
+    fresh = count()
+    for _ in range(16):
+        operation = chance.random()
+        if operation < 0.05:
+            cache.clear()
+            text = []
+        elif operation < 0.25:
+            length = chance.randint(max(0, len(text) - 8), len(text))
+            if cache.rewind(length):
+                text = text[:length]
+        elif cache.can_extend():
+            tokens = [next(fresh) for _ in range(min(chance.randint(1, max_write), capacity - len(text)))]
+            kv = mx.array(tokens, mx.float32)[None, None, :, None] * mx.ones((1, 1, 1, 2))
+            longer = text + tokens
+            positions = list(range(len(text), len(longer)))
+            abandoned = chance.random() < 0.2
+            for layer_id in range(chance.randint(1, 3) if abandoned else 3):
+                keys, values, mask = cache.update_and_fetch(layer_id, kv, kv + 0.5, positions)
+                assert mx.array_equal(keys + 0.5, values)
+                held = np.array(keys)[0, 0, :, 0].astype(int)
+                seen = np.tri(len(tokens), len(held), len(held) - len(tokens), bool)
+                if isinstance(mask, mx.array):
+                    seen = np.array(mask)[0, 0]
+                for position, row in zip(positions, seen, strict=True):
+                    oldest = max(0, position - windows[layer_id] + 1) if windows[layer_id] else 0
+                    assert held[row].tolist() == longer[oldest : position + 1], f"trace {number}"
+            if abandoned:
+                cache.abandon_step()
+            else:
+                cache.commit_step()
+                text = longer
+        assert cache.length == len(text)
+
+
+def test_random_traces_hand_every_query_its_history_oldest_first() -> None:
+    for number in range(300):
+        trace(number)

@@ -11,22 +11,38 @@ from pipeline.delegate import dtypes
 from pipeline.errors import DelegateError
 
 
-class Cache(Protocol):
-    """What the executor needs of an off-graph cache; ``runtime.kv_cache.KVCache`` is one."""
+class BoundCache(Protocol):
+    """What the executor needs of an off-graph cache: ``KVCache`` and ``CellCache`` of ``runtime`` are such.
+
+    A call of the method is a step. It hands every cache id that the graph attends over the step's keys and values, then
+    ends the step by one of the other two.
+    """
 
     def update_and_fetch(
         self, layer_id: int, keys: mx.array, values: mx.array, positions: Sequence[int]
-    ) -> tuple[mx.array, mx.array, mx.array | str | None]: ...
+    ) -> tuple[mx.array, mx.array, mx.array | str | None]:
+        """Appends keys and values, each [1, KV heads, T, head_dim], of the T tokens at these positions.
 
-    def commit_step(self) -> None: ...
+        Every layer of a step is handed the same list of positions. Returns what its queries attend: K and V [1, KV
+        heads, S, head_dim], and as mask None (all of it), "causal" (aligned to the newest key) or bool [1, 1, T, S].
 
-    def abandon_step(self) -> None: ...
+        Raises CacheError for a step that does not fit; the call fails then, and the step is abandoned.
+        """
+        ...
+
+    def commit_step(self) -> None:
+        """The step's tokens count from now on. Without a step, nothing changes."""
+        ...
+
+    def abandon_step(self) -> None:
+        """The history is as if there had been no step."""
+        ...
 
 
 class UpdateAndAttend:
     """``kvcache::update_and_attend`` over one bound cache."""
 
-    def __init__(self, cache: Cache | None) -> None:
+    def __init__(self, cache: BoundCache | None) -> None:
         self.cache = cache
         self._latest: tuple[mx.array, list[int]] | None = None
 

@@ -34,21 +34,27 @@ def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
 
 
 def start(positions: mx.array) -> mx.array:
-    """The first of a run of positions, int32 [], made once for all layers. Raises CacheError if they are none."""
-    run = numbers(positions)
-    if not run or run != list(range(run[0], run[0] + len(run))):
-        raise CacheError(f"the step's positions {run[:8]} are not contiguous; one sequence needs a run.")
-    return mx.array(run[0], mx.int32)
+    """The first of a run of positions, int32 []; all of them, int32 [T], if they are none. Made once for all layers."""
+    given = numbers(positions)
+    if not given:
+        raise CacheError("the step has no tokens; expected at least 1.")
+    return mx.array(given[0] if given == list(range(given[0], given[0] + len(given))) else given, mx.int32)
 
 
 def rope_by_tables(x: mx.array, start: mx.array, divisors: mx.array, factor: float, table_type: int | None) -> mx.array:
-    """x [B, heads, T, dims] turned by position / divisors [dims / 2], times ``factor``.
+    """x [B, heads, T, dims] turned by position / divisors [dims / 2], times ``factor``; ``start`` is as above.
 
-    The dtype is what x and a table of ``table_type``, float32 if None, promote to.
+    The dtype is what x and a table of ``table_type``, float32 if None, promote to. Where tokens have positions of their
+    own, x is of one sequence of T tokens, and turned as T of one token each.
     """
     table = mx.float32 if table_type is None else dtypes.of_code(table_type)
     x = x.astype(mx.result_type(x.dtype, table))
+    apart = start.ndim == 1
+    if apart:
+        x = mx.swapaxes(x, 0, 2)
     turned = mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=start, freqs=divisors)
+    if apart:
+        turned = mx.swapaxes(turned, 0, 2)
     return turned if factor == 1.0 else turned * mx.array(factor, x.dtype)
 
 
