@@ -92,11 +92,15 @@ class Chat:
     def turn_end(self) -> int | None:
         return None if self.turn_end_piece is None else self.tokenizer.specials[self.turn_end_piece]
 
-    def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
-        """The conversation as text, in which markup that came with a message is marked as such; for ``encode``."""
+    def render(self, messages: Sequence[Message], *, generation_prompt: bool = True, **variables: Any) -> str:
+        """The conversation as text, in which markup that came with a message is marked as such; for ``encode``.
+
+        ``variables``, such as ``tools``, go before those that all conversations share.
+        """
         assert self.template is not None, "texts without a template are not rendered"
         marked = [message if message.get("role") == "assistant" else self._marked(message) for message in messages]
-        return self.template.render(marked, generation_prompt=generation_prompt, **self._variables)
+        seen = self._marked({**self._variables, **variables})
+        return self.template.render(marked, generation_prompt=generation_prompt, **seen)
 
     def encode(self, rendered: str, *, goes_on: bool = False) -> list[int]:
         """The tokens of a rendered conversation, or of the rest of one that ``goes_on`` after other tokens."""
@@ -109,9 +113,9 @@ class Chat:
                 ids += self.tokenizer.encode_literally(part) if index % 2 else self.tokenizer.encode_on(part)
         return ids
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
+    def prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """The tokens of a conversation, up to where the model's answer begins."""
-        return self.encode(self.render(messages))
+        return self.encode(self.render(messages, **variables))
 
     def text(self, text: str, *, goes_on: bool = False) -> list[int]:
         """The tokens of a text without a template; what the tokenizer puts before a text stands at its start alone."""
