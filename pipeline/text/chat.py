@@ -9,7 +9,7 @@ included, and pass as they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ CHOICES = (*BUILT_IN, NONE)
 QUESTION, ANSWER = "quillquestion", "quillanswer"
 """Texts of one conversation, in letters that no template trims, quotes or rewrites."""
 
-# Unicode promises never to give these a meaning, so no text loses anything with them.
-OPEN, CLOSE = "\ufdd0", "\ufdd1"
+MARK = "\ufdd0"
+"""Set behind the first character of a piece that is to stay text. Unicode will never give it a meaning of its own."""
+
+NOTHING = re.compile("(?!)")
 
 
 class Chat:
@@ -50,7 +52,7 @@ class Chat:
         self.tokenizer = tokenizer
         self.template = template
         self._variables = dict(variables or {})
-        self._markup = re.compile("(?!)")
+        self._markup, self._kept = NOTHING, NOTHING
         self.turn_end_piece = turn_end
         if template is None:
             return
@@ -58,9 +60,7 @@ class Chat:
             self.turn_end_piece = self._written_behind_an_answer()
         if not allows_markup:
             pieces = {piece for piece in tokenizer.specials if _structures(piece, tokenizer, template)}
-            # The longest first: where several begin at one place, it is the one that is tokenized.
-            longest = sorted(pieces, key=len, reverse=True)
-            self._markup = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+            self._markup, self._kept = _any_of(pieces), _any_of({_kept(piece) for piece in pieces})
 
     @classmethod
     def choose(cls, tokenizer: Tokenizer, directory: Path, name: str | None = None, **options: Any) -> Chat:
@@ -104,13 +104,13 @@ class Chat:
 
     def encode(self, rendered: str, *, goes_on: bool = False) -> list[int]:
         """The tokens of a rendered conversation, or of the rest of one that ``goes_on`` after other tokens."""
-        # A template may have taken a marked piece apart; what is left of the marks separates all the same.
-        parts = re.split(f"{OPEN}({self._markup.pattern}){CLOSE}|[{OPEN}{CLOSE}]", rendered)
+        # A template may have taken a marked piece apart; its mark separates what is left all the same.
+        parts = re.split(f"({self._kept.pattern})|{MARK}", rendered)
         encode = self.tokenizer.encode_on if goes_on else self.tokenizer.encode
         ids = encode(parts[0])
         for index, part in enumerate(parts[1:], start=1):
             if part:
-                ids += self.tokenizer.encode_literally(part) if index % 2 else self.tokenizer.encode_on(part)
+                ids += self._literally(part) if index % 2 else self.tokenizer.encode_on(part)
         return ids
 
     def prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
@@ -121,9 +121,12 @@ class Chat:
         """The tokens of a text without a template; what the tokenizer puts before a text stands at its start alone."""
         return self.tokenizer.encode_on(text) if goes_on else [*self.tokenizer.prefix, *self.tokenizer.encode(text)]
 
+    def _literally(self, kept: str) -> list[int]:
+        return self.tokenizer.encode_literally(kept.replace(MARK, ""))
+
     def _marked(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._markup.sub(f"{OPEN}\\g<0>{CLOSE}", value.replace(OPEN, "").replace(CLOSE, ""))
+            return self._markup.sub(lambda found: _kept(found.group()), value.replace(MARK, ""))
         if isinstance(value, Mapping):
             return {key: self._marked(item) for key, item in value.items()}
         return [self._marked(item) for item in value] if isinstance(value, list | tuple) else value
@@ -141,6 +144,15 @@ class Chat:
         # Where several begin at one place, the longest is the one that is tokenized. Blanks alone end nothing.
         found = [(behind.index(p), -len(p), p) for p in self.tokenizer.specials if p.strip() and p in behind]
         return min(found)[2] if found else None
+
+
+def _kept(piece: str) -> str:
+    return piece[:1] + MARK + piece[1:]
+
+
+def _any_of(pieces: Collection[str]) -> re.Pattern[str]:
+    """The longest first: where several begin at one place, it is the one that is tokenized."""
+    return re.compile("|".join(map(re.escape, sorted(pieces, key=len, reverse=True)))) if pieces else NOTHING
 
 
 def _structures(piece: str, tokenizer: Tokenizer, template: ChatTemplate) -> bool:

@@ -21,12 +21,11 @@ DEFAULT = "default"
 class Description:
     """What Transformers' files say about a tokenizer; all of it is optional.
 
-    ``names`` maps bos_token, eos_token and the like to pieces. ``adds_bos`` is None where it is left to the tokenizer.
-    ``added`` are special pieces by id, of ``tokenizer_config.json``. ``template_file`` is where the template was found.
+    ``names`` maps bos_token, eos_token and the like to pieces. ``added`` are special pieces by id, of
+    ``tokenizer_config.json``. ``template_file`` is where the template was found.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    adds_bos: bool | None = None
     added: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     template: str | None = None
     template_file: Path | None = None
@@ -38,7 +37,6 @@ class Description:
         template, file = _template(directory, config)
         return cls(
             names=_names(config) or _names(_object(directory / NAMES)),
-            adds_bos=_adds_bos(config),
             added=_added(config, directory / CONFIG),
             template=template,
             template_file=file,
@@ -50,13 +48,6 @@ def _names(content: Mapping[str, Any]) -> dict[str, str]:
     named = {name: value for name, value in content.items() if name.endswith("_token") and not name.startswith("add_")}
     pieces = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: piece for name, piece in pieces.items() if isinstance(piece, str)}
-
-
-def _adds_bos(config: Mapping[str, Any]) -> bool | None:
-    """Transformers takes the BOS from the tokenizer itself unless one of these is given."""
-    if "add_bos_token" in config or "add_eos_token" in config:
-        return bool(config.get("add_bos_token"))
-    return None
 
 
 def _added(config: Mapping[str, Any], path: Path) -> dict[int, Mapping[str, Any]]:

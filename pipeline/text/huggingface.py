@@ -1,7 +1,7 @@
 """A ``tokenizer.json``, read by the tokenizers library alone: Transformers takes seconds to import, it a tenth.
 
 What Transformers adds to such a file when it loads one is added here too: pieces that ``tokenizer_config.json`` has and
-the file has not, the special ones that it names, and whether a BOS opens a text.
+the file has not, and the special ones that it names. Whether a BOS opens a text, the file alone says.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.controls = frozenset(t.content for t in added.values() if t.special or t.content in named)
         self.vocab_size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
         self.bos_id, self.eos_id = (self.id_of(description.names.get(name, "")) for name in ("bos_token", "eos_token"))
-        self.prefix = self._prefix(description.adds_bos)
+        self.prefix = self._prefix()
 
     def encode(self, text: str) -> list[int]:
         return self._encoded(lambda: self._library.encode(text, add_special_tokens=False).ids, text)
@@ -111,9 +111,7 @@ class HuggingFaceTokenizer(Tokenizer):
         named = [piece for piece in description.names.values() if self.id_of(piece) is not None and piece not in known]
         self._library.add_special_tokens(sorted(named))
 
-    def _prefix(self, adds_bos: bool | None) -> tuple[int, ...]:
-        if adds_bos is not None:
-            return (self.bos_id,) if adds_bos and self.bos_id is not None else ()
+    def _prefix(self) -> tuple[int, ...]:
         try:
             with_specials, without = (self._library.encode("x", add_special_tokens=flag).ids for flag in (True, False))
         except Exception:

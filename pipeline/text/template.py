@@ -107,6 +107,15 @@ def _compiled(source: str, where: str) -> Any:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
+    class Dictionary:
+        """Makes dictionaries as Python's own type does, and gives away nothing else of it."""
+
+        def __call__(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+            return dict(*args[1:], **kwargs)
+
+        def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
+            return dict.fromkeys(keys, value)
+
     class Guarded(Namespace):
         """Jinja's namespace keeps what it is given under any name, Python's own included."""
 
@@ -132,7 +141,7 @@ def _compiled(source: str, where: str) -> Any:
     environment.globals |= {
         "raise_exception": raise_exception,
         "strftime_now": lambda form: datetime.now().strftime(form),
-        "dict": lambda *args, **kwargs: dict(*args, **kwargs),
+        "dict": Dictionary(),
         "namespace": Guarded,
     }
     try:

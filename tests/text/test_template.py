@@ -73,6 +73,7 @@ TEMPLATES = {
     ),
     "dictionaries and filters": (
         "{% set found = dict(a=1, b='<&>') %}{{ found | tojson }}{{ found.items() | list }}{{ dict.fromkeys('ab') }}"
+        "{{ dict.fromkeys([1], 2) }}"
         "{% for key, group in messages | groupby('role') %}{{ key }}{{ group | length }}{% endfor %}"
         "{{ pad_token }}{{ unk_token }}{{ enable_thinking | default(true) }}{{ undefined_name }}"
     ),
