@@ -11,10 +11,14 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from pipeline.text.loading import load
+from pipeline.text.tokenizer import Tokenizer as TextTokenizer
 
 SPECIALS = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<bos>"]
 MARKUP = ["<think>", "</think>"]
@@ -178,6 +182,12 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
     "sentencepiece": sentencepiece,
     "llama3": llama3,
 }
+
+
+@cache
+def opened(directory: Path) -> TextTokenizer:
+    """The tokenizer of a directory that no test changes, opened once."""
+    return load(directory)
 
 
 def with_bos(library: Any) -> Any:

@@ -9,9 +9,8 @@ import pytest
 
 from pipeline.text.chat import Chat
 from pipeline.text.conversation import Conversation, Feed
-from pipeline.text.loading import load
 from pipeline.text.template import ChatTemplate
-from tests.text.made import Made
+from tests.text.made import Made, opened
 
 EACH = "<bos>{% for m in messages %}<|im_start|>{{ m.role }}\n"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -33,7 +32,7 @@ def chat(made: Made, template: str | None) -> Chat:
     source = None if template is None else TEMPLATES[template]
     if "tokenizer.model" in {file.name for file in made.directory.iterdir()} and source is not None:
         source = source.replace("<|im_start|>", "<start_of_turn>").replace("<|im_end|>", "<end_of_turn>")
-    return Chat(load(made.directory), None if source is None else ChatTemplate(source, "here"))
+    return Chat(opened(made.directory), None if source is None else ChatTemplate(source, "here"))
 
 
 def answer(of: Chat, text: str, *, closed: bool = True) -> list[int]:

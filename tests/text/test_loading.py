@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from pipeline.errors import TextError
 from pipeline.text.loading import load
-from tests.text.made import MAKERS, SPECIALS, TEXTS, Made, byte_level, ranked, with_bos
+from tests.text.made import MAKERS, SPECIALS, TEXTS, Made, byte_level, opened, ranked, with_bos
 from tests.tiny_models import edit_json, words_only
 
 HUGGING_FACE = sorted(set(MAKERS) - {"llama3", "sentencepiece"})
@@ -36,7 +36,7 @@ def refused(path: Path) -> str:
 @pytest.mark.parametrize("name", MAKERS)
 def test_text_is_encoded_and_decoded_as_the_library_does(made: Callable[[str], Made], name: str) -> None:
     reference = made(name)
-    tokenizer = load(reference.directory)
+    tokenizer = opened(reference.directory)
     for text in TEXTS:
         ids = tokenizer.encode(text)
         assert ids == reference.encode(text)
@@ -113,7 +113,7 @@ def test_names_come_from_the_older_file_where_the_newer_has_none(made: Callable[
 def test_llama_3s_own_file_has_the_special_tokens_that_executorch_gives_it(made: Callable[[str], Made]) -> None:
     from pytorch_tokenizers.constants import LLAMA_SPECIAL_TOKENS
 
-    tokenizer = load(made("llama3").directory)
+    tokenizer = opened(made("llama3").directory)
     assert tokenizer.specials == {piece: 128_000 + index for index, piece in enumerate(LLAMA_SPECIAL_TOKENS)}
     assert [tokenizer.id_of(piece) for piece in ("<|begin_of_text|>", "<|eot_id|>", "nothing at all")] == [
         128_000,
@@ -124,7 +124,7 @@ def test_llama_3s_own_file_has_the_special_tokens_that_executorch_gives_it(made:
 
 
 def test_a_sentencepiece_model_finds_its_control_pieces_in_a_text(made: Callable[[str], Made]) -> None:
-    tokenizer = load(made("sentencepiece").directory)
+    tokenizer = opened(made("sentencepiece").directory)
     text = "<bos><start_of_turn>user\nWhat is the capital?<end_of_turn>\n"
     ids = tokenizer.encode(text)
     assert ids[0] == tokenizer.id_of("<bos>")
@@ -137,7 +137,7 @@ def test_a_sentencepiece_model_finds_its_control_pieces_in_a_text(made: Callable
 
 @pytest.mark.parametrize("name", ["byte-fallback-spaced", "sentencepiece", "metaspace", "byte-level"])
 def test_a_text_that_goes_on_has_no_space_put_before_it(made: Callable[[str], Made], name: str) -> None:
-    tokenizer = load(made(name).directory)
+    tokenizer = opened(made(name).directory)
     before = tokenizer.encode("What is the capital of ")
     assert tokenizer.decode([*before, *tokenizer.encode_on("Poland")]) == "What is the capital of Poland"
 
@@ -240,7 +240,7 @@ def test_a_tokenizer_of_more_tokens_than_the_model_has_is_told_or_refused(
     made: Callable[[str], Made], tmp_path: Path
 ) -> None:
     size = made("byte-level").vocab_size
-    tokenizer = load(made("byte-level").directory)
+    tokenizer = opened(made("byte-level").directory)
     assert tokenizer.told(size) == tokenizer.told(size + 100) == []
     # The last two ids are <think> and </think>, which no ordinary text needs.
     assert tokenizer.told(size - 2) == [
@@ -269,7 +269,7 @@ def test_a_special_piece_can_be_read_as_ordinary_text(made: Callable[[str], Made
         ("sentencepiece", "<bos>"),
         ("llama3", "<|eot_id|>"),
     ]:
-        tokenizer = load(made(name).directory)
+        tokenizer = opened(made(name).directory)
         ids = tokenizer.encode_literally(piece)
         assert tokenizer.specials[piece] not in ids
         assert tokenizer.decode([*tokenizer.encode("a"), *ids]) == f"a{piece}"

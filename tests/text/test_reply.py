@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.text.loading import load
 from pipeline.text.reply import Reply
-from tests.text.made import Made
+from tests.text.made import Made, opened
 
 
 @pytest.mark.parametrize("name", ["byte-level", "byte-fallback-spaced", "sentencepiece", "llama3"])
 def test_a_stop_string_that_spans_tokens_ends_a_reply(made: Callable[[str], Made], name: str) -> None:
-    tokenizer = load(made(name).directory)
+    tokenizer = opened(made(name).directory)
     ids = tokenizer.encode_on("Paris, and then\nUser: what?")
     reply = Reply(tokenizer, stop_ids=(), stop_strings=["\nUser:"], after=ids[0])
     given = [reply.add(token) for token in ids]
@@ -22,7 +21,7 @@ def test_a_stop_string_that_spans_tokens_ends_a_reply(made: Callable[[str], Made
 
 
 def test_a_stop_token_ends_a_reply_and_gives_what_was_held_back(made: Callable[[str], Made]) -> None:
-    tokenizer = load(made("byte-level").directory)
+    tokenizer = opened(made("byte-level").directory)
     end = tokenizer.specials["<|im_end|>"]
     reply = Reply(tokenizer, stop_ids={end, 0}, stop_strings=["Paris!"], after=end)
     given = [reply.add(token) for token in tokenizer.encode("It is Paris")]
@@ -36,7 +35,7 @@ def test_a_stop_token_ends_a_reply_and_gives_what_was_held_back(made: Callable[[
 
 
 def test_a_reply_that_is_cut_gives_what_was_held_back(made: Callable[[str], Made]) -> None:
-    tokenizer = load(made("llama3").directory)
+    tokenizer = opened(made("llama3").directory)
     reply = Reply(tokenizer, stop_ids=(), stop_strings=["abc"])
     assert "".join(map(reply.add, b"xab\xf0\x9f")) == "x"
     assert reply.flush() == "ab\ufffd"
@@ -44,7 +43,7 @@ def test_a_reply_that_is_cut_gives_what_was_held_back(made: Callable[[str], Made
 
 
 def test_a_stop_string_of_what_flushing_shows_ends_the_reply_too(made: Callable[[str], Made]) -> None:
-    tokenizer = load(made("llama3").directory)
+    tokenizer = opened(made("llama3").directory)
     reply = Reply(tokenizer, stop_ids={128_009}, stop_strings=["\ufffd"])
     assert "".join(map(reply.add, (ord("x"), 0xF0))) == "x"
     assert reply.add(128_009) == ""

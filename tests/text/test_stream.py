@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline.text.loading import load
 from pipeline.text.stream import TextStream
 from pipeline.text.tokenizer import Tokenizer
-from tests.text.made import MAKERS, TEXTS, Made
+from tests.text.made import MAKERS, TEXTS, Made, opened
 
 NUM_SEQUENCES = 300
 
@@ -46,7 +45,7 @@ def test_streamed_text_of_random_tokens_is_what_the_library_decodes_at_once(
     made: Callable[[str], Made], name: str
 ) -> None:
     reference = made(name)
-    tokenizer = load(reference.directory)
+    tokenizer = opened(reference.directory)
     for seed in range(NUM_SEQUENCES):
         chance = random.Random(seed)
         if name in BYTES_IN_RUNS:
@@ -58,7 +57,7 @@ def test_streamed_text_of_random_tokens_is_what_the_library_decodes_at_once(
 
 @pytest.mark.parametrize("name", sorted(BYTES_IN_RUNS))
 def test_a_wrong_byte_costs_no_valid_character_beside_it(made: Callable[[str], Made], name: str) -> None:
-    tokenizer = load(made(name).directory)
+    tokenizer = opened(made(name).directory)
     ids = [tokenizer.id_of(f"<0x{byte:02X}>") or 0 for byte in b"\xc3\xa9\xff\xe2\x82\xc3\xa9\xf0\x9f"]
     # Each byte is one replacement, as in SentencePiece, which these tokenizers follow.
     assert streamed(tokenizer, ids, after=ids[0]) == "é\ufffd\ufffd\ufffdé\ufffd\ufffd"
@@ -66,7 +65,7 @@ def test_a_wrong_byte_costs_no_valid_character_beside_it(made: Callable[[str], M
 
 @pytest.mark.parametrize("name", ROUND_TRIP)
 def test_every_text_comes_back_from_its_tokens(made: Callable[[str], Made], name: str) -> None:
-    tokenizer = load(made(name).directory)
+    tokenizer = opened(made(name).directory)
     # A tokenizer like Llama 2's puts a space behind every special piece too.
     for text in TEXTS[:-1]:
         assert streamed(tokenizer, tokenizer.encode(text)) == text
@@ -74,7 +73,7 @@ def test_every_text_comes_back_from_its_tokens(made: Callable[[str], Made], name
 
 @pytest.mark.parametrize("name", ROUND_TRIP)
 def test_a_character_is_given_once_and_whole(made: Callable[[str], Made], name: str) -> None:
-    tokenizer = load(made(name).directory)
+    tokenizer = opened(made(name).directory)
     stream = TextStream(tokenizer, after=tokenizer.id_of("a"))
     text = "x😀東é👩‍👩‍👧."
     given = [stream.add(token) for token in tokenizer.encode_on(text)]
@@ -84,14 +83,14 @@ def test_a_character_is_given_once_and_whole(made: Callable[[str], Made], name: 
 
 
 def test_a_token_of_each_byte_gives_a_character_with_its_last_byte(made: Callable[[str], Made]) -> None:
-    tokenizer = load(made("llama3").directory)
+    tokenizer = opened(made("llama3").directory)
     stream = TextStream(tokenizer)
     assert [stream.add(byte) for byte in "😀é".encode()] == ["", "", "", "😀", "", "é"]
 
 
 @pytest.mark.parametrize("name", ["byte-level", "byte-fallback-spaced", "sentencepiece"])
 def test_an_answer_keeps_the_space_it_begins_with(made: Callable[[str], Made], name: str) -> None:
-    tokenizer = load(made(name).directory)
+    tokenizer = opened(made(name).directory)
     prompt = tokenizer.encode("What is the capital of France?")
     answer = tokenizer.encode("What is the capital of France? Paris is")[len(prompt) :]
     assert streamed(tokenizer, answer, after=prompt[-1]) == " Paris is"
@@ -99,14 +98,14 @@ def test_an_answer_keeps_the_space_it_begins_with(made: Callable[[str], Made], n
 
 @pytest.mark.parametrize("name", ["byte-fallback-spaced", "sentencepiece", "metaspace"])
 def test_the_space_put_before_a_whole_text_is_left_out(made: Callable[[str], Made], name: str) -> None:
-    tokenizer = load(made(name).directory)
+    tokenizer = opened(made(name).directory)
     ids = tokenizer.encode("Paris is")
     assert streamed(tokenizer, ids) == streamed(tokenizer, ids, after=tokenizer.bos_id) == "Paris is"
 
 
 @pytest.mark.parametrize("name", ["byte-level", "byte-fallback", "llama3"])
 def test_flushing_shows_what_is_incomplete_as_replaced(made: Callable[[str], Made], name: str) -> None:
-    tokenizer = load(made(name).directory)
+    tokenizer = opened(made(name).directory)
     emoji = tokenizer.encode_on("🏴")
     stream = TextStream(tokenizer, after=0)
     assert "".join(map(stream.add, emoji[:-1])) == ""
@@ -117,7 +116,7 @@ def test_flushing_shows_what_is_incomplete_as_replaced(made: Callable[[str], Mad
 
 
 def test_text_ends_a_character_that_bytes_left_incomplete(made: Callable[[str], Made]) -> None:
-    tokenizer = load(made("sentencepiece").directory)
+    tokenizer = opened(made("sentencepiece").directory)
     first, word = tokenizer.id_of("<0xE2>"), tokenizer.encode_on("capital")
     assert first is not None
     stream = TextStream(tokenizer, after=word[0])
@@ -125,7 +124,7 @@ def test_text_ends_a_character_that_bytes_left_incomplete(made: Callable[[str], 
 
 
 def test_controls_are_shown_unless_they_are_hidden(made: Callable[[str], Made]) -> None:
-    tokenizer = load(made("byte-level").directory)
+    tokenizer = opened(made("byte-level").directory)
     ids = tokenizer.encode("a<|im_end|><think>b")
     assert streamed(tokenizer, ids) == "a<|im_end|><think>b"
     assert streamed(tokenizer, ids, hides_controls=True) == "a<think>b"
@@ -134,6 +133,6 @@ def test_controls_are_shown_unless_they_are_hidden(made: Callable[[str], Made]) 
 @pytest.mark.parametrize("name", MAKERS)
 def test_an_id_without_a_token_is_no_text(made: Callable[[str], Made], name: str) -> None:
     reference = made(name)
-    tokenizer = load(reference.directory)
+    tokenizer = opened(reference.directory)
     if tokenizer.is_piecewise:
         assert streamed(tokenizer, [reference.vocab_size + 5]) == ""
