@@ -23,6 +23,7 @@ from pipeline.delegate.ops.fused import OPERATORS as FUSED
 from pipeline.delegate.plan import FAILURES, Call, Operator, Slots, plan_chain
 from pipeline.delegate.replay import Replayed
 from pipeline.delegate.straight import StraightLine
+from pipeline.delegate.threads import tidied
 from pipeline.errors import DelegateError
 from pipeline.pte import Delegate, Method, PteFile, TensorValue, parse_mlx_payload
 from pipeline.pte.flatbuffer import quoted, shown
@@ -113,6 +114,7 @@ class MlxMethod:
         shared = Constants(pte) if constants is None else constants
         self._graph = shared.once((name, "graph"), lambda: parse_mlx_payload(delegate.payload))
         self._bind_signature(method, arguments)
+        tidied()
         with mx.stream(self.device):
             self._load(shared, name, fused)
 
@@ -159,6 +161,7 @@ class MlxMethod:
 
     def begin(self, *arrays: mx.array) -> Execution:
         """One execution, recorded and neither computed nor committed. An open one is abandoned."""
+        tidied()
         if self.under_way is not None:
             self.under_way.abandon()
         self._check_inputs(arrays)

@@ -60,6 +60,8 @@ class KVCache:
             shape = (1, cache.num_kv_heads, slots, cache.head_dim)
             self._keys.append(mx.zeros(shape, dtype))
             self._values.append(mx.zeros(shape, dtype))
+        # What is only recorded can be computed by no other thread than this one.
+        mx.eval(self._keys, self._values)
 
     def can_extend(self, num_tokens: int = 1) -> bool:
         """Whether that many more tokens fit."""
