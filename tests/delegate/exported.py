@@ -52,6 +52,22 @@ class Wide(torch.nn.Module):
         return self.layers(self.table(ids))
 
 
+class Branches(torch.nn.Module):
+    """Twelve layers of three products of one array, of half a megabyte each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = 384
+        self.layers = torch.nn.ModuleList(
+            torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(3)) for _ in range(12)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for first, second, third in self.layers:
+            x = x + torch.tanh(first(x) * second(x) + third(x))
+        return x
+
+
 class Outside(torch.nn.Module):
     """Two delegates with operators between them that MLX's backend does not take."""
 
@@ -64,6 +80,7 @@ ROWS = torch.export.Dim("rows", min=1, max=8)
 IDS = torch.export.Dim("ids", min=1, max=6)
 
 METHODS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[torch.Tensor, ...], Any]] = {
+    "branches": (Branches, (torch.rand(2, 384),), None),
     "counter": (Counter, (torch.zeros(3, 4),), ({0: ROWS},)),
     "lookup": (
         Lookup,

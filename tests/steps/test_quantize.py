@@ -21,6 +21,7 @@ from pipeline.spec import DEFAULT_GROUP_SIZE, Quantization, QuantizeSpec, SmokeP
 from pipeline.steps import build, quantize, smoke
 from pipeline.steps.smoke import distances
 from pipeline.verify import Question, examine
+from tests.delegate.compared import assert_fused_is_plain
 from tests.tiny_models import SPEC, library_warnings_ignored, save_snapshot
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
@@ -82,6 +83,7 @@ def test_the_artifact_decodes_as_the_quantized_model_does(name: str, tmp_path: P
     bound = 1e-4 if dtype == "fp32" else 2 * distances(eager(dtype), exact).max()
     assert distances(np.stack(rows), eager(dtype)).max() < bound
     assert distances(eager("fp32", quantized=False), exact).max() > 4 * bound, "the comparison could not tell"
+    assert_fused_is_plain(tmp_path / "model.pte", bound)
 
 
 def test_smoke_holds_a_quantized_artifact_against_itself_and_reports_what_it_cost(tmp_path: Path) -> None:
