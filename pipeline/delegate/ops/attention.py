@@ -23,11 +23,20 @@ class Cache(Protocol):
     def abandon_step(self) -> None: ...
 
 
-class UpdateAndAttend:
-    """``kvcache::update_and_attend`` over one bound cache."""
+BLOCK = 128
+"""Queries that are attended at once in blocks; the fastest of 32 to 256 on two x86-64 cores."""
 
-    def __init__(self, cache: Cache | None) -> None:
+
+class UpdateAndAttend:
+    """``kvcache::update_and_attend`` over one bound cache.
+
+    In ``blocks`` of queries, no key is multiplied only to be masked. MLX's GPU kernels know that
+    by themselves, its CPU does not. The same sums.
+    """
+
+    def __init__(self, cache: Cache | None, *, blocks: bool = False) -> None:
         self.cache = cache
+        self._blocks = blocks
         self._latest: tuple[mx.array, list[int]] | None = None
 
     def __call__(
@@ -51,7 +60,10 @@ class UpdateAndAttend:
         keys, values, mask = self.cache.update_and_fetch(layer_id, k, v, self._positions(position))
         if keys.dtype != q.dtype:
             keys, values = keys.astype(q.dtype), values.astype(q.dtype)
-        attended = mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
+        if self._blocks and isinstance(mask, str) and q.shape[2] > BLOCK:
+            attended = _in_blocks(q, keys, values, scale)
+        else:
+            attended = mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
         return attended if out_dtype is None else attended.astype(dtypes.of_code(out_dtype))
 
     def _positions(self, position: mx.array) -> list[int]:
@@ -61,6 +73,20 @@ class UpdateAndAttend:
                 raise DelegateError(f"UpdateAndAttendNode has positions of {position.dtype}; expected int32 or int64.")
             self._latest = (position, numbers(position))
         return self._latest[1]
+
+
+def _in_blocks(q: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+    num_queries, num_keys = q.shape[2], keys.shape[2]
+    attended = []
+    for start in range(0, num_queries, BLOCK):
+        end = min(start + BLOCK, num_queries)
+        newest = num_keys - num_queries + end
+        attended.append(
+            mx.fast.scaled_dot_product_attention(
+                q[:, :, start:end], keys[:, :, :newest], values[:, :, :newest], scale=scale, mask="causal"
+            )
+        )
+    return mx.concatenate(attended, axis=2)
 
 
 def numbers(position: mx.array) -> list[int]:
