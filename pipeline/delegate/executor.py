@@ -127,7 +127,8 @@ class MlxMethod:
     def _load(self, shared: Constants, name: str, fused: bool) -> None:
         graph = self._graph
         metal.refuse_elsewhere(graph, self.where)
-        operators: dict[str, Operator] = {**OPERATORS, "UpdateAndAttendNode": UpdateAndAttend(self._cache)}
+        attend = UpdateAndAttend(self._cache, on_cpu=fused and self.device == mx.cpu)
+        operators: dict[str, Operator] = {**OPERATORS, "UpdateAndAttendNode": attend}
         plan = plan_chain(graph, graph.main_chain, operators)
         prepare = partial(self._prepared, shared, operators, fused)
         self._fresh, constants, body = shared.once((name, fused, str(self.device)), prepare)

@@ -19,6 +19,7 @@ from pipeline.delegate.executor import MlxMethod
 from pipeline.delegate.fuse import fused, joined, rotated_together
 from pipeline.delegate.ops import OPERATORS
 from pipeline.delegate.ops.fused import OPERATORS as FUSED
+from pipeline.delegate.ops.fused import UNPACKED_ROWS
 from pipeline.delegate.replay import Replayed
 from pipeline.delegate.straight import StraightLine
 from pipeline.errors import CacheError, DelegateError
@@ -283,6 +284,20 @@ def test_a_packed_weights_scales_are_widened_once_on_a_cpu(dtype: mx.Dtype) -> N
             (got,), (expected,) = (StraightLine(each, {**OPERATORS, **FUSED})(x) for each in (found, graph))
             assert got.dtype == expected.dtype
             assert mx.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
+def test_many_rows_by_a_packed_weight_are_a_product_with_what_it_unpacks_to(dtype: mx.Dtype) -> None:
+    w, scales, biases = mx.quantize(mx.random.normal((96, 64), key=mx.random.key(4)).astype(dtype), 32, 4)
+    x = mx.random.normal((2, UNPACKED_ROWS, 64), key=mx.random.key(5)).astype(dtype)
+    wide = scales.astype(mx.float32), biases.astype(mx.float32)
+    got = FUSED["WidenedMatmulNode"](x, w, *wide, 32, 4, "affine", True, dtype)
+    matrix = np.array(mx.dequantize(w, *wide, 32, 4), np.float64)
+    expected = np.array(x.astype(mx.float32), np.float64) @ matrix.T
+    assert got.dtype == dtype
+    # Of 64 products, summed in float32; bfloat16 rounds the sum by 2**-9 of itself.
+    tolerance = {"rtol": 2**-8, "atol": 1e-5} if dtype == mx.bfloat16 else {"rtol": 0, "atol": 1e-5}
+    np.testing.assert_allclose(np.array(got.astype(mx.float32)), expected, **tolerance)
 
 
 @pytest.mark.parametrize("activation", ["SiluNode", "GeluNode"])
