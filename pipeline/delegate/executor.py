@@ -16,7 +16,7 @@ from pipeline.delegate.arrays import Array, to_mlx
 from pipeline.delegate.body import Body, body_of
 from pipeline.delegate.constants import Constants
 from pipeline.delegate.fuse import fused as fused_body
-from pipeline.delegate.fuse import joined
+from pipeline.delegate.fuse import joined, row_by_row
 from pipeline.delegate.ops import OPERATORS, metal
 from pipeline.delegate.ops.attention import BoundCache, UpdateAndAttend
 from pipeline.delegate.ops.creation import check_allocation
@@ -151,7 +151,7 @@ class MlxMethod:
         constants.clear()
         on_gpu = is_gpu(self.device)
         body = fused_body(body, operators, on_gpu=on_gpu)
-        return fresh, [], joined(body) if on_gpu else body
+        return fresh, [], joined(body) if on_gpu else row_by_row(body)
 
     def _initial(self, shared: Constants, operators: dict[str, Operator]) -> tuple[list[mx.array], list[mx.array]]:
         """Mutable buffers and constants after the init chain, evaluated."""

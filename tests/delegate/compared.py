@@ -52,11 +52,17 @@ def rows(decoder: Decoder, num_prefill: int = PREFILL, num_decode: int = DECODE)
 
 
 def assert_fused_is_plain(path: Path, bound: float, **lengths: Any) -> tuple[Decoder, Decoder]:
-    """On a CPU the very numbers; by a GPU's rules, rows no further apart than ``bound``, relative. Returns the two."""
+    """On a CPU the very numbers, by a GPU's rules rows no further apart than ``bound``, relative. Returns the two.
+
+    Float32 is held to ``bound`` on a CPU too: a product's sums may be taken in another order.
+    """
     with Program.load(path) as program:
         plain, fused = Decoder(program, fused=False), Decoder(program)
         expected = rows(plain, **lengths)
-        np.testing.assert_array_equal(rows(fused, **lengths), expected)
+        if fused.contract.dtype == "fp32":
+            assert distances(rows(fused, **lengths), expected).max() < bound
+        else:
+            np.testing.assert_array_equal(rows(fused, **lengths), expected)
         assert np.median(distances(expected[1:], expected[:-1])) > 5 * bound, "rows are alike: nothing could be told"
     with Program.load(path) as program, gpu_rules():
         on_gpu = Decoder(program)

@@ -30,8 +30,8 @@ from pipeline.errors import PipelineError
 from pipeline.model import serializer
 from pipeline.pte import PteFile, parse_mlx_payload
 from pipeline.runtime.kv_cache import KVCache
-from tests.pte.agreement import assert_read_as_executorch_reads
 from tests.delegate.compared import gpu_rules
+from tests.pte.agreement import assert_read_as_executorch_reads
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pipeline.contract import Contract
 from pipeline.delegate import fold
 from pipeline.delegate.body import Body, Step
 from pipeline.delegate.executor import MlxMethod
-from pipeline.delegate.fuse import fused, joined, rotated_together
+from pipeline.delegate.fuse import fused, joined, rotated_together, row_by_row
 from pipeline.delegate.ops import OPERATORS
 from pipeline.delegate.ops.fused import OPERATORS as FUSED
 from pipeline.delegate.ops.fused import UNPACKED_ROWS
@@ -307,6 +308,33 @@ def test_an_activation_and_its_product_are_one_step_on_a_gpu(activation: str) ->
     found = fused(graph, OPERATORS, on_gpu=True)
     assert [each.name for each in found.steps] == ["ActivatedProductNode"]
     np.testing.assert_allclose(computed(found, GIVEN), computed(graph, GIVEN), atol=1e-6)
+
+
+def test_float32_matrices_lie_row_by_row_on_a_plain_blas_unless_their_rows_are_looked_up_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    plain, narrow, table = (mx.random.normal((6, 4), key=mx.random.key(n)) for n in range(3))
+    constants: dict[Tid | Vid, Any] = {
+        Tid(20): plain.T,
+        Tid(21): narrow.astype(mx.bfloat16).T,
+        Tid(22): table.T,
+        Tid(23): table,
+    }
+    product = {"bias": None, "alpha": 1.0, "beta": 1.0}
+    steps = [step("AddmmNode", Tid(10 + n), mat1=X, mat2=Tid(20 + n), **product) for n in range(3)]
+    lookup = step("TakeNode", Tid(13), x=Tid(23), index=0, axis=0)
+    outs = tuple(each.out for each in (*steps, lookup))
+    graph = body(*steps, lookup, constants=constants, results=outs)
+    laid = row_by_row(replace(graph, constants=dict(constants)))
+    assert {ref.idx for ref in constants if laid.constants[ref] is not constants[ref]} == {20}
+    assert memoryview(laid.constants[Tid(20)]).c_contiguous
+    assert not memoryview(constants[Tid(20)]).c_contiguous
+    x = mx.random.normal((3, 4), key=mx.random.key(9))
+    for got, expected in zip(*(StraightLine(each, OPERATORS)(x) for each in (laid, graph)), strict=True):
+        np.testing.assert_allclose(
+            np.array(got.astype(mx.float32)), np.array(expected.astype(mx.float32)), rtol=0, atol=1e-6
+        )
 
 
 def test_products_of_one_array_are_one_product_on_a_gpu_with_every_column_where_it_was() -> None:
