@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CACHE_METHODS = ("get_n_caches", "get_kv_heads", "get_head_dims", "get_windows")
 PER_CACHE = CACHE_METHODS[1:]
+OLDER_NAMES = {"get_max_context_len": "get_max_ctx_len", "get_max_seq_len": "get_prefill_chunk_size"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +78,10 @@ class Case:
         tensor = self.published.get(name)
         return None if tensor is None else tensor["values"]
 
-    def value(self, *names: str) -> Any:
-        """What is published under the first of the names that is."""
-        return next((self.published[name] for name in names if name in self.published), None)
+    def name_of(self, name: str) -> str:
+        """The name, or the older one if the value is published under that alone."""
+        older = OLDER_NAMES[name]
+        return older if name not in self.published and older in self.published else name
 
     @property
     def forward(self) -> ForwardFacts | None:
@@ -102,13 +104,13 @@ class Case:
     @property
     def step(self) -> int | None:
         """The largest step, under either of its names."""
-        found: int | None = self.value("get_max_seq_len", "get_prefill_chunk_size")
+        found: int | None = self.published.get(self.name_of("get_max_seq_len"))
         return found
 
     @property
     def context(self) -> int | None:
         """The largest context, under either of its names."""
-        found: int | None = self.value("get_max_context_len", "get_max_ctx_len")
+        found: int | None = self.published.get(self.name_of("get_max_context_len"))
         return found
 
     @property

@@ -124,7 +124,7 @@ def _input_kinds(case: Case) -> Iterator[Broken]:
 )
 def _step_bound(case: Case) -> Iterator[Broken]:
     if case.signature is not None and case.step is not None and case.signature[0].sizes[1] != case.step:
-        bound, name = case.signature[0].sizes[1], _step_name(case)
+        bound, name = case.signature[0].sizes[1], case.name_of("get_max_seq_len")
         yield Broken(name, f"forward takes up to {bound} tokens but {name} is {case.step}; they bound the same step")
 
 
@@ -415,7 +415,7 @@ def _outside(case: Case) -> Iterator[Broken]:
 def _prefill_bound(case: Case) -> Iterator[Broken]:
     if case.signature is None or case.step is None or not case.signature[0].dynamic:
         return
-    bound, name = case.signature[0].sizes[1], _step_name(case)
+    bound, name = case.signature[0].sizes[1], case.name_of("get_max_seq_len")
     if bound < case.step:
         text = f"forward takes up to {bound} tokens but {name} is {case.step}; a runner that does not know the bound"
         yield Broken(name, f"{text} feeds a long prompt in steps that are refused")
@@ -455,10 +455,6 @@ def _attended(case: Case) -> Iterator[tuple[int, int, int, _Heads, _Heads, _Head
         if cache is not None and 0 <= cache < min(len(heads), len(dims)):
             shapes = map(heads_and_dim, (attend.key, attend.value, attend.query))
             yield (cache, heads[cache], dims[cache], *shapes)  # type: ignore[misc]
-
-
-def _step_name(case: Case) -> str:
-    return "get_max_seq_len" if "get_max_seq_len" in case.published else "get_prefill_chunk_size"
 
 
 def _calls(delegates: tuple[str, ...]) -> str:

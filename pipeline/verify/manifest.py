@@ -39,8 +39,7 @@ def _logits(case: Case) -> Iterator[Broken]:
 @rule("PTE403", "step-as-asked", ERROR, Pair.PUBLISHED_MANIFEST, "Another largest step is published than asked for.")
 def _step(case: Case) -> Iterator[Broken]:
     if case.asked is not None:
-        for name in ("get_max_seq_len", "get_prefill_chunk_size"):
-            yield from _as_asked(case, name, case.published.get(name), case.asked.max_seq_len)
+        yield from _as_asked(case, case.name_of("get_max_seq_len"), case.step, case.asked.max_seq_len)
 
 
 @rule(
@@ -48,8 +47,7 @@ def _step(case: Case) -> Iterator[Broken]:
 )
 def _context(case: Case) -> Iterator[Broken]:
     if case.asked is not None:
-        for name in ("get_max_context_len", "get_max_ctx_len"):
-            yield from _as_asked(case, name, case.published.get(name), case.asked.max_context_len)
+        yield from _as_asked(case, case.name_of("get_max_context_len"), case.context, case.asked.max_context_len)
 
 
 @rule(

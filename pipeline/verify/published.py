@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.verify import contracts
-from pipeline.verify.case import PER_CACHE, Case
+from pipeline.verify.case import OLDER_NAMES, PER_CACHE, Case
 from pipeline.verify.findings import Pair
 from pipeline.verify.rules import ERROR, WARNING, Broken, rule
-
-OLDER_NAMES = {"get_max_ctx_len": "get_max_context_len", "get_prefill_chunk_size": "get_max_seq_len"}
 
 
 def _broken(case: Case, how: str) -> Iterator[Broken]:
@@ -79,7 +77,7 @@ def _together(case: Case) -> Iterator[Broken]:
 
 @rule("PTE201", "older-name-differs", ERROR, Pair.PUBLISHED, "Two names of one value are published with two values.")
 def _older_names(case: Case) -> Iterator[Broken]:
-    for old, new in OLDER_NAMES.items():
+    for new, old in OLDER_NAMES.items():
         values = [case.published.get(name) for name in (old, new)]
         if None not in values and values[0] != values[1]:
             yield Broken(old, f"{old} is {values[0]} but {new} is {values[1]}; they are two names of one value")
@@ -89,7 +87,7 @@ def _older_names(case: Case) -> Iterator[Broken]:
 def _step_in_context(case: Case) -> Iterator[Broken]:
     step, context = case.step, case.context
     if step is not None and context is not None and step > context:
-        name, of_context = _named(case, "get_max_seq_len"), _named(case, "get_max_context_len")
+        name, of_context = case.name_of("get_max_seq_len"), case.name_of("get_max_context_len")
         yield Broken(name, f"{name} is {step} but {of_context} is {context}; a step must fit the context")
 
 
@@ -118,12 +116,6 @@ def _step_in_window(case: Case) -> Iterator[Broken]:
     step = case.step
     windows = [window for window in case.entries("get_windows") or () if window > 0]
     if step is not None and windows and step > min(windows):
-        name = _named(case, "get_max_seq_len")
+        name = case.name_of("get_max_seq_len")
         text = f"{name} is {step} but get_windows has {min(windows)}; a step must fit the narrowest window"
         yield Broken(name, text)
-
-
-def _named(case: Case, name: str) -> str:
-    """The name under which a value of two names is published."""
-    older = {new: old for old, new in OLDER_NAMES.items()}
-    return name if name in case.published else older[name]
