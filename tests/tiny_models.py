@@ -53,6 +53,7 @@ LIBRARY_WARNINGS = (
     (DeprecationWarning, r"\w+ is deprecated\. Use files\(\) instead"),
     (DeprecationWarning, r"`torch\.jit\.\w+` is deprecated"),
     (FutureWarning, r"`isinstance\(treespec, LeafSpec\)` is deprecated"),
+    (Warning, r"This API is experimental and subject to change"),
 )
 
 

@@ -166,7 +166,8 @@ def test_quantized_weights_are_told_as_they_were_asked_for(name: str, tmp_path: 
         assert table.users["QuantizedMatmulNode"] == 1, "the head is tied to it"
     model = tiny_model("llama", **sizes)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
-    assert num_weights <= report.weights.num_weights <= num_weights + 16
+    # Five norms of ones are stored once; what else is counted are a few frequencies.
+    assert num_weights - 4 * 64 <= report.weights.num_weights <= num_weights - 4 * 64 + 16
     counted = sum(one.num_weights for one in report.tensors if one.quantization is not None)
     norms = 5 * 64
     assert counted == num_weights - norms - (0 if embedding_format else 272 * 64)

@@ -121,6 +121,22 @@ def test_one_that_changed_stands_for_the_same_one_everywhere() -> None:
     assert changes(block(before), block(after)) == [(["Exp", "Sin"], ["Tanh", "Cos"]), (["Multiply"], ["Multiply"])]
 
 
+def test_one_that_changed_does_not_stand_for_two() -> None:
+    before = [
+        node("Exp", x="t4", out="t6"),
+        node("Sin", x="t4", out="t7"),
+        node("Reciprocal", x="t4", out="t8"),
+        node("Add", a="t6", b="t7", out="t5"),
+    ]
+    after = [
+        node("Tanh", x="t4", out="t6"),
+        node("Cos", x="t4", out="t7"),
+        node("Reciprocal", x="t4", out="t8"),
+        node("Add", a="t6", b="t6", out="t5"),
+    ]
+    assert changes(block(before), block(after)) == [(["Exp", "Sin"], ["Tanh", "Cos"]), (["Add"], ["Add"])]
+
+
 def test_a_result_from_elsewhere_is_told() -> None:
     lines = (
         Line("Exp", (("x", Named("x")),), (Output(None),), 0),

@@ -20,6 +20,8 @@ Output = pytest.CaptureFixture[str]
 
 
 def diff(capsys: Output, *arguments: Any) -> tuple[int, str]:
+    # What the libraries said while they built an artifact.
+    capsys.readouterr()
     code = main(["diff", *map(str, arguments)])
     out, err = capsys.readouterr()
     assert err == ""

@@ -25,6 +25,8 @@ Output = pytest.CaptureFixture[str]
 
 
 def inspected(capsys: Output, *arguments: str) -> str:
+    # What the libraries said while they built an artifact.
+    capsys.readouterr()
     assert main(["inspect", *arguments]) == 0
     out, err = capsys.readouterr()
     assert err == ""
