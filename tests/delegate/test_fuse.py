@@ -144,6 +144,17 @@ def test_a_step_that_mlx_refuses_is_named_when_it_is_replayed_too() -> None:
         line(mx.ones((1, 2)))
 
 
+@pytest.mark.parametrize("positions", [[7], [4, 5, 6], [9, 0, 1, 9]], ids=str)
+def test_every_token_is_rotated_by_its_own_position_be_they_a_run_or_not(positions: list[int]) -> None:
+    x = np.random.default_rng(5).normal(size=(1, 3, len(positions), 4)).astype(np.float32)
+    divisors = np.array([1.0, 30.0])
+    angles = np.array(positions)[:, None] / divisors
+    turned = (x[..., :2] + 1j * x[..., 2:]) * np.exp(1j * angles)
+    start = FUSED["StartNode"](mx.array(positions, mx.int64))
+    found = FUSED["RopeByTablesNode"](mx.array(x), start, mx.array(divisors, mx.float32), 2.0, None)
+    np.testing.assert_allclose(np.array(found), 2 * np.concatenate([turned.real, turned.imag], -1), atol=1e-5)
+
+
 X, OUT = Tid(0), Tid(1)
 COS, SIN = Tid(2), Tid(3)
 TABLES: dict[Tid | Vid, Any] = {
@@ -358,7 +369,7 @@ def test_products_of_one_array_are_one_product_on_a_gpu_with_every_column_where_
 
 HEADS: dict[str, tuple[tuple[int, int], int, dict[str, Any]]] = {
     "queries and keys": ((6, 2), 1, {}),
-    "of unlike positions": ((6, 2), 2, {"start": 5}),
+    "of unlike positions": ((6, 2), 2, {"start": Tid(42)}),
     "of unlike factors": ((6, 2), 2, {"factor": 2.0}),
 }
 
@@ -374,13 +385,14 @@ def test_rotations_by_the_same_tables_of_neighbouring_heads_are_one(case: str) -
     results = []
     for n, part in enumerate(parts[:2]):
         split, turned, rotated = (Tid(20 + 3 * n + m) for m in range(3))
-        tables = {"start": 3, "divisors": divisors, "factor": 1.0, "table_type": None} | (changes if n else {})
+        tables = {"start": Tid(41), "divisors": divisors, "factor": 1.0, "table_type": None} | (changes if n else {})
         steps.append(step("ReshapeNode", split, x=part, shape=(1, 5, -1, 4)))
         steps.append(step("TransposeNode", turned, x=split, perm=(0, 2, 1, 3)))
         steps.append(step("RopeByTablesNode", rotated, x=turned, **tables))
         results.append(rotated)
     given = mx.random.normal((1, 5, sum(sizes)), key=mx.random.key(6))
-    constants: dict[Tid | Vid, Any] = {divisors: mx.array([1.0, 30.0])}
+    starts = {Tid(41): mx.array(3, mx.int32), Tid(42): mx.array(5, mx.int32)}
+    constants: dict[Tid | Vid, Any] = {divisors: mx.array([1.0, 30.0]), **starts}
     graph = body(*steps, constants=constants, results=(*results, parts[2]), shapes={})
     found = rotated_together(graph)
     assert Counter(each.name for each in found.steps)["RopeByTablesNode"] == expected
