@@ -5,7 +5,8 @@ reference, or steps, of which the last has the results of the one replaced. What
 rule proves that it may be applied from what the graph says, and where it cannot, leaves the step alone.
 
 Two rules round differently from the graph as exported, both only on a GPU: rotary positions, computed there in float32
-and rounded once, and the product of an activation, of which one compiled kernel may keep intermediates in float32.
+and rounded once, and the product of an activation, of which one compiled kernel may keep intermediates in float32. On a
+CPU, float32 products may be summed in another order.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ def test_float32_matrices_lie_row_by_row_on_a_plain_blas_unless_their_rows_are_l
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    plain, narrow, table = (mx.random.normal((6, 4), key=mx.random.key(n)) for n in range(3))
+    plain, narrow, table = (mx.random.normal((rows, 4), key=mx.random.key(rows)) for rows in (5, 6, 7))
     constants: dict[Tid | Vid, Any] = {
         Tid(20): plain.T,
         Tid(21): narrow.astype(mx.bfloat16).T,
