@@ -204,8 +204,9 @@ def multiply(data: bytearray, where: Places, rng: random.Random, _: Sequence[byt
     count = rng.choice((100, 1_000, 10_000, 50_000))
     original, start = bytes(data), len(data) + -len(data) % 4
     target = start + 4 + 4 * count + leaf + int(struct.unpack_from("<I", data, leaf)[0])
+    offsets = [(target - place) & 0xFFFFFFFF for place in range(start + 4, start + 4 + 4 * count, 4)]
     data.extend(bytes(start - len(data)) + struct.pack("<I", count))
-    data.extend(struct.pack(f"<{count}I", *(target - place for place in range(start + 4, start + 4 + 4 * count, 4))))
+    data.extend(struct.pack(f"<{count}I", *offsets))
     data.extend(original)
     _put(data, at, "<I", start - at)
     # All of it belongs to the tables now.
