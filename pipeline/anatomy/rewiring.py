@@ -63,6 +63,7 @@ def _marks(lines: Sequence[Line], renamed: Callable[[str], str]) -> list[list[in
     for index, line in enumerate(lines):
         own: Hashable = (
             line.operator,
+            line.stated,
             tuple((name, _shape(operand, renamed)) for name, operand in line.arguments),
             tuple(output.name and renamed(output.name) for output in line.outputs),
         )
@@ -126,8 +127,8 @@ class _Correspondence:
     def admits(self, a: Line, b: Line) -> bool:
         """Whether the lines are the same; if so, their values correspond from now on."""
         lands = [output.name and self._renamed(output.name) for output in a.outputs]
-        before = (a.operator, [name for name, _ in a.arguments], lands)
-        if before != (b.operator, [name for name, _ in b.arguments], [output.name for output in b.outputs]):
+        before = (a.operator, a.stated, [name for name, _ in a.arguments], lands)
+        if before != (b.operator, b.stated, [name for name, _ in b.arguments], [output.name for output in b.outputs]):
             return False
         if not self.holds([operand for _, operand in a.arguments], [operand for _, operand in b.arguments]):
             return False

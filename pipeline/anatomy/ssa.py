@@ -63,12 +63,16 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One instruction; its outputs are numbered from ``first``."""
+    """One instruction; its outputs are numbered from ``first``.
+
+    ``stated`` is what the file says of the tensors it is given, beyond their names: dtypes, sizes and layouts.
+    """
 
     operator: str
     arguments: tuple[tuple[str, Operand], ...]
     outputs: tuple[Output, ...]
     first: int
+    stated: tuple[tuple[Any, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +271,18 @@ class _Method:
         first = self._count
         outputs = tuple(self._output(index) for index in sorted(fresh))
         self._count += not outputs
-        return Line(operator, arguments, outputs, first)
+        return Line(operator, arguments, outputs, first, self._stated(indices))
+
+    def _stated(self, indices: Sequence[int]) -> tuple[tuple[Any, ...], ...]:
+        values = [self._method.values[index] for index in indices]
+        for value in list(values):
+            if isinstance(value, ListValue) and "tensor" in value.kind:
+                values += self._method.listed(ListValue(value.kind, value.items[:MAX_LIST]))
+        return tuple(
+            (value.dtype, value.sizes, value.dynamic, value.dim_order)
+            for value in values
+            if isinstance(value, TensorValue)
+        )
 
     def _output(self, index: int) -> Output:
         value = self._method.values[index]

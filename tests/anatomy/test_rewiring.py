@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from pipeline.anatomy import rewiring, ssa, uses
 from pipeline.anatomy.ssa import Block, Line, Named, Output, Result
 from pipeline.pte import Node
+from pipeline.pte.program import Instruction, Method, TensorValue
 from tests.anatomy.graphs import graph, node
 
 CONSTANTS = dict.fromkeys(("q", "k", "v", "o"), ("float32", (4, 4)))
@@ -135,6 +137,18 @@ def test_one_that_changed_does_not_stand_for_two() -> None:
         node("Add", a="t6", b="t6", out="t5"),
     ]
     assert changes(block(before), block(after)) == [(["Exp", "Sin"], ["Tanh", "Cos"]), (["Add"], ["Add"])]
+
+
+def test_a_tensor_that_the_file_states_otherwise_is_a_change() -> None:
+    def method(**changes: Any) -> Block:
+        result = replace(TensorValue("float32", (2, 3), False, None, (0, 1)), **changes)
+        values = (TensorValue("float32", (2, 3), False), result)
+        call = Instruction("kernel_call", "aten::neg.out", None, (0, 1, 1))
+        return ssa.of_method(Method("forward", values, (0,), (), (call,), ()), {}, str, {})
+
+    assert changes(method(), method()) == []
+    for changed in ({"dtype": "int32"}, {"sizes": (3, 2)}, {"dim_order": (1, 0)}, {"dynamic": True}):
+        assert changes(method(), method(**changed)) == [(["aten::neg.out"], ["aten::neg.out"])]
 
 
 def test_a_result_from_elsewhere_is_told() -> None:
