@@ -53,7 +53,7 @@ EVIDENCE = 100 * TOLERANCE
 SECONDS = 30
 """One model type may take so long; most take half a second."""
 BYTES = 3 << 30
-"""What the process may allocate while a model type is tried, all in all."""
+"""What a model type may allocate on top of what the process has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +136,24 @@ def _limits() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     handler = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    resource.setrlimit(resource.RLIMIT_DATA, (BYTES, hard))
+    # Where little is left, libraries written in C end the process.
+    resource.setrlimit(resource.RLIMIT_DATA, (_allocated() + BYTES, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
+
+
+def _allocated() -> int:
+    """Bytes that count against RLIMIT_DATA by now, where the system tells."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except FileNotFoundError:
+        return 0
+    (line,) = (line for line in status.splitlines() if line.startswith("VmData:"))
+    return int(line.split()[1]) << 10
 
 
 def judge(case: Case, directory: Path) -> Result:
