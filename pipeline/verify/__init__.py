@@ -12,6 +12,7 @@
 ``tokenizer``         PTE5xx: against the tokenizer, which ``tokenizer_files`` reads
 ``model``             PTE6xx: against the model, of which ``bundle`` reads what is recorded
 ``file``              PTE7xx: the file itself
+``small_files``       how a small file that may be anyone's is read
 ``case``              what a rule looks at
 ====================  ==================================================================
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.verify import small_files
 from pipeline.verify.asked import Asked
 
 ARTIFACT, REPORT, RECORD = "model.pte", "report.json", "build.json"
@@ -59,11 +60,11 @@ def read(directory: Path) -> Bundle | None:
 
 def _object(file: Path, problems: list[tuple[str, str]]) -> dict[str, Any] | None:
     try:
-        if file.stat().st_size > MAX_BYTES:
-            problems.append((file.name, f"has more than {MAX_BYTES} bytes"))
-            return None
-        content = json.loads(file.read_bytes())
+        content = json.loads(small_files.content(file, MAX_BYTES))
     except FileNotFoundError:
+        return None
+    except small_files.TooLarge:
+        problems.append((file.name, f"has more than {MAX_BYTES} bytes"))
         return None
     except OSError as error:
         problems.append((file.name, f"cannot be read ({error.strerror})"))

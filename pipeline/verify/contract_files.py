@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ContractError
+from pipeline.verify import small_files
 from pipeline.verify.contracts import Contract, cut, of_schema
 from pipeline.verify.findings import Severity
 from pipeline.verify.keywords import Violation
@@ -42,9 +43,10 @@ def _wrong(file: Path, place: str, what: str) -> ContractError:
 
 def _parsed(file: Path) -> dict[str, Any]:
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise _wrong(file, "the file", f"has more than {MAX_BYTES} bytes; expected a schema of some methods")
-        rules = json.loads(file.read_bytes())
+        rules = json.loads(small_files.content(file, MAX_BYTES))
+    except small_files.TooLarge:
+        what = f"has more than {MAX_BYTES} bytes; expected a schema of some methods"
+        raise _wrong(file, "the file", what) from None
     except FileNotFoundError:
         raise ContractError(f"{file}: there is no such file; expected a JSON schema. Correct the path.") from None
     except OSError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.pte.flatbuffer import shown
+from pipeline.verify import small_files
 from pipeline.verify.contracts import cut
 
 MAX_BYTES = 1 << 26
@@ -71,8 +72,8 @@ class Tokenizer(NamedTuple):
 
 
 def lies_in(directory: Path) -> bool:
-    """Whether there is a tokenizer that is read here."""
-    return _is_file(directory / TOKENIZER)
+    """Whether there is a tokenizer of a kind that is read here, be it damaged."""
+    return _lies_there(directory / TOKENIZER)
 
 
 def read(path: Path) -> Tokenizer:
@@ -83,7 +84,7 @@ def read(path: Path) -> Tokenizer:
     is_directory = os.path.isdir(path)  # noqa: PTH112 - Path's raises where the system says no
     directory = path if is_directory else path.parent
     file = path / TOKENIZER if is_directory else path
-    if not _is_file(file):
+    if not _lies_there(file):
         other = next((found.name for pattern in OTHERS for found in sorted(directory.glob(pattern))), None)
         if is_directory and other is not None:
             raise Absent(f"{other} is no {TOKENIZER}, which alone is read")
@@ -197,13 +198,14 @@ def _parsed(file: Path, data: bytes) -> Any:
         raise Unreadable(file.name, f"is no JSON ({str(error).split(':')[0] or type(error).__name__})") from None
 
 
-def _is_file(file: Path) -> bool:
-    return os.path.isfile(file)  # noqa: PTH113 - Path's raises where the system says no
+def _lies_there(file: Path) -> bool:
+    """Whether there is anything of that name: a link that leads nowhere is a damaged copy, not an absent file."""
+    return os.path.lexists(file)
 
 
 def _settings(file: Path) -> dict[str, Any]:
     """A file of settings, which need not exist."""
-    if not _is_file(file):
+    if not _lies_there(file):
         return {}
     try:
         settings = json.loads(_bytes(file))
@@ -216,10 +218,9 @@ def _settings(file: Path) -> dict[str, Any]:
 
 def _bytes(file: Path) -> bytes:
     try:
-        size = file.stat().st_size
-        if size > MAX_BYTES:
-            raise Unreadable(file.name, f"has {size} bytes; at most {MAX_BYTES} are read")
-        return file.read_bytes()
+        return small_files.content(file, MAX_BYTES)
+    except small_files.TooLarge as error:
+        raise Unreadable(file.name, f"has {error.size} bytes; at most {MAX_BYTES} are read") from None
     except OSError as error:
         raise Unreadable(file.name, f"cannot be read ({error.strerror})") from None
 
@@ -233,7 +234,7 @@ def _text(token: Any) -> str | None:
 def _template(directory: Path, settings: Mapping[str, Any]) -> str:
     """The chat template's text; several are as one to whoever looks for a token in them."""
     file = directory / TEMPLATE
-    if _is_file(file):
+    if _lies_there(file):
         return _bytes(file).decode("utf-8", "replace")
     template = settings.get("chat_template", "")
     if isinstance(template, list):

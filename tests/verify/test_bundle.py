@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,16 @@ def test_a_record_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found is not None
     assert found.problems == (("report.json", "cannot be read (Is a directory)"),)
+
+
+def test_a_record_that_is_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "report.json")
+    (tmp_path / "build.json").symlink_to("/dev/zero")
+    found = read(tmp_path)
+    assert found is not None
+    assert found.problems == tuple(
+        (name, "cannot be read (it is no regular file)") for name in ("report.json", "build.json")
+    )
 
 
 @pytest.mark.parametrize("scheme", DEFAULT_GROUP_SIZE)

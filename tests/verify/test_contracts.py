@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,8 +203,11 @@ def test_a_file_that_is_no_contract_is_refused_with_what_and_where(content: Any,
 
 
 def test_a_file_that_is_not_there_or_no_file_is_a_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
     for path, text in (
         (tmp_path / "no.json", "there is no such file; expected"),
+        (tmp_path / "pipe.json", "cannot be read (it is no regular file); expected"),
+        (Path("/dev/zero"), "cannot be read (it is no regular file); expected"),
         (tmp_path, "cannot be read (Is a dir"),
     ):
         with pytest.raises(ContractError) as caught:

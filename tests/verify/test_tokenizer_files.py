@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,26 @@ def test_a_file_beyond_all_measure_is_not_read(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tokenizer_files, "MAX_TOKENS", 3)
     with pytest.raises(Unreadable, match=r"^tokenizer\.json has more than 3 tokens$"):
         read(files(tmp_path, tokenizer_config=None))
+
+
+def test_what_is_there_and_no_file_is_damaged_not_absent(tmp_path: Path) -> None:
+    places = {
+        "tokenizer.json": "tokenizer",
+        "tokenizer_config.json": "tokenizer_config",
+        "chat_template.jinja": None,
+    }
+    for name, written in places.items():
+        directory = tmp_path / name
+        directory.mkdir()
+        files(directory, **({} if written is None else {written: None}))
+        (directory / name).symlink_to("gone")
+        assert tokenizer_files.lies_in(directory)
+        with pytest.raises(Unreadable, match=rf"^{name} cannot be read \(No such file or directory\)$"):
+            read(directory)
+        (directory / name).unlink()
+        os.mkfifo(directory / name)
+        with pytest.raises(Unreadable, match=rf"^{name} cannot be read \(it is no regular file\)$"):
+            read(directory)
 
 
 def test_a_tokenizer_of_another_kind_is_not_compared(tmp_path: Path) -> None:
