@@ -75,10 +75,12 @@ class FileFacts:
     """``segment_starts`` are the file's bytes at which its segments begin, empty ones left out.
 
     ``unused_data`` are named data that no constant of the program's only graph uses, with their sizes in bytes; there
-    are none where another backend may use them.
+    are none where another backend may use them. ``has_constant_segment`` says whether constants are kept, if there are
+    any, in a segment and not among the program's tables.
     """
 
     program_version: int = 0
+    has_constant_segment: bool = True
     segment_starts: tuple[int, ...] = ()
     unused_data: tuple[tuple[str, int], ...] = ()
 
@@ -123,6 +125,7 @@ def _file_facts(pte: PteFile, used: Collection[str] | None) -> FileFacts:
     unused = [name for name in pte.named_data if name not in used] if used is not None and only else []
     return FileFacts(
         program_version=pte.program.version,
+        has_constant_segment=pte.program.constant_segment is not None,
         segment_starts=tuple(start for start, end in pte.segments if start < end),
         unused_data=tuple((name, len(pte.named_data[name])) for name in unused),
     )

@@ -74,3 +74,16 @@ def _unused(case: Case) -> Iterator[Broken]:
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         size = sum(size for _, size in unused)
         yield Broken(name, f"{quoted(name)}{more}, {size} bytes, are used by no constant of the graph")
+
+
+@rule(
+    "PTE706",
+    "constants-inline",
+    ERROR,
+    Pair.FILE,
+    "The program keeps its constants among its tables, which ExecuTorch's runtime does not load any more.",
+    "Export it again with an ExecuTorch of today",
+)
+def _inline(case: Case) -> Iterator[Broken]:
+    if not case.evidence.file.has_constant_segment:
+        yield Broken("program", "the program has no segment of constants; expected one, empty if there are none")

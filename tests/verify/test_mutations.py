@@ -358,6 +358,7 @@ GRAPHS: list[tuple[str, Callable[[Evidence], Evidence]]] = [
     ("PTE408", lambda it: graph(it, looked_up=frozenset({QuantizedFormat("affine", 8, 64)}))),
     ("PTE701", lambda it: dataclasses.replace(it, file=dataclasses.replace(it.file, segment_starts=(100,)))),
     ("PTE702", lambda it: dataclasses.replace(it, file=dataclasses.replace(it.file, program_version=1))),
+    ("PTE706", lambda it: dataclasses.replace(it, file=dataclasses.replace(it.file, has_constant_segment=False))),
 ]
 
 

@@ -20,7 +20,7 @@ from pipeline.verify.asked import Asked
 from pipeline.verify.bundle import Layer
 from pipeline.verify.case import Case
 from pipeline.verify.tokenizer_files import Unreadable
-from tests.tiny_models import Artifact
+from tests.tiny_models import Artifact, library_warnings_ignored
 from tests.verify.examples import (
     ASKED,
     ATTENDS,
@@ -61,6 +61,12 @@ def test_a_good_artifact_of_another_backend_has_a_note_about_its_kernels_alone()
     text = "forward runs 2 instructions outside of its 25 delegates: 'llama::custom_sdpa.out' (2)"
     assert found(in_graph()) == [said("PTE322", "forward", text)]
     assert RULES["PTE322"].severity == Severity.NOTE
+
+
+@pytest.mark.parametrize("context", [129, None])
+def test_a_bound_of_one_less_than_the_context_refuses_no_prompt(context: int | None) -> None:
+    """As executorch's own Llama exports have it."""
+    assert found(in_graph(get_max_seq_len=129, get_max_context_len=context, others={})) == []
 
 
 @pytest.mark.parametrize(("mode", "rows_of"), [("full", "token"), ("selected", "selected row")])
@@ -552,7 +558,7 @@ CASES: list[tuple[Evidence | Case, str, str, str]] = [
         "forward runs 2 instructions outside of its 25 delegates: 'llama::custom_sdpa.out' (2)",
     ),
     (
-        in_graph(get_max_seq_len=129, others={}),
+        in_graph(get_max_seq_len=129, others={}),  # in a context of 1024
         "PTE323",
         "get_max_seq_len",
         "forward takes up to 128 tokens but get_max_seq_len is 129; a runner that does not know the bound feeds a long "
@@ -577,6 +583,12 @@ CASES: list[tuple[Evidence | Case, str, str, str]] = [
         "the program is of schema version 1; expected at most 0",
     ),
     (with_graph(absent_data=(("a", "'a' is not there"),)), "PTE703", "a", "'a' is not there"),
+    (
+        with_file(has_constant_segment=False),
+        "PTE706",
+        "program",
+        "the program has no segment of constants; expected one, empty if there are none",
+    ),
     (
         with_file(unused_data=(("old", 10), ("older", 20))),
         "PTE705",
@@ -933,3 +945,23 @@ def test_short_data_is_found(tiny_pte: Any, tmp_path: Path) -> None:
     (finding,) = examine(shortened).findings
     assert finding.rule.id == "PTE704"
     assert finding.message.endswith(".weight' has 700 bytes but its shape and dtype need 704. Rebuild the artifact.")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_constants_that_are_inline_are_found_as_the_runtime_finds_them(tmp_path: Path) -> None:
+    with library_warnings_ignored():
+        from executorch.exir.schema import Int
+        from executorch.runtime import Runtime
+
+        from tests.pte import written
+
+    made = written.program([written.plan("get_max_seq_len", [Int(4)], [0])])
+    for data, loads in ((written.inline(made), False), (written.in_segments(made), True)):
+        file = tmp_path / "x.pte"
+        file.write_bytes(data)
+        assert ("PTE706" not in {finding.rule.id for finding in examine(file).findings}) == loads
+        if loads:
+            assert Runtime.get().load_program(file).method_names == {"get_max_seq_len"}
+        else:
+            with pytest.raises(RuntimeError, match="Failed to load program"):
+                Runtime.get().load_program(file)
