@@ -144,6 +144,8 @@ class _Builder:
             f"{op['name']}.{op['overload']}" if op["overload"] else op["name"] for op in plan["operators"] or ()
         ]
         delegates = tuple(self._delegate(delegate) for delegate in plan["delegates"] or ())
+        if not plan["chains"]:
+            raise self._wrong("has no chain of instructions; expected one, empty if it only publishes")
         instructions = tuple(
             self._instruction(instruction, operators, len(delegates), num_values)
             for chain in plan["chains"] or ()

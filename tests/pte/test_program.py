@@ -170,7 +170,9 @@ def test_constants_stored_inline_are_found() -> None:
 def only_value(*values: Any) -> Callable[[dict[str, Any]], None]:
     """The method becomes one without instructions; the last of ``values`` is what it returns."""
     return plan(
-        lambda p: p.update(values=values, inputs=(), outputs=(len(values) - 1,), chains=(), delegates=(), operators=())
+        lambda p: p.update(
+            values=values, inputs=(), outputs=(len(values) - 1,), chains=((),), delegates=(), operators=()
+        )
     )
 
 
@@ -227,6 +229,8 @@ def value(entry: Any) -> Callable[[dict[str, Any]], None]:
         (instruction("DelegateCall", {"delegate_index": -1, "args": ()}), "calls delegate -1; expected one of 2"),
         (instruction("JumpFalseCall", {"cond_value_index": 7, "destination_instruction": 0}), "has condition 7"),
         (plan(lambda p: p.update(chains=((None,),))), "an instruction of no kind"),
+        (plan(lambda p: p.update(chains=())), "has no chain of instructions; expected one"),
+        (plan(lambda p: p.update(chains=None)), "has no chain of instructions; expected one"),
         (value(None), "has a value of no kind; expected one of Null, Int"),
         (value(tensor(scalar_type=99)), "has a tensor of scalar type 99"),
         (value(tensor(sizes=(2, -1))), r"has a tensor of sizes \[2, -1\]"),
