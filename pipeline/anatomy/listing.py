@@ -13,7 +13,7 @@ from pipeline.anatomy import names, ssa, uses
 from pipeline.anatomy.facts import Listing
 from pipeline.anatomy.opening import Opened
 from pipeline.anatomy.signature import argument_names, taken
-from pipeline.errors import PteError
+from pipeline.errors import UsageError
 from pipeline.pte import dtypes
 from pipeline.pte.flatbuffer import quoted, shown
 from pipeline.pte.mlx_graph import MlxGraph, Slot
@@ -26,12 +26,15 @@ _PLAIN = {"", "x", "a", "b", "q", "k", "v", "mat1", "mat2", "tensors", "dst", "u
 
 
 def of_methods(found: Opened, methods: Sequence[str]) -> tuple[Listing, ...]:
-    """The listings of the named methods, or of all that do something. Raises ``PteError`` for one that is not there."""
+    """The listings of the named methods, or of all that do something.
+
+    Raises ``UsageError`` for one that is not there.
+    """
     known = found.program.methods if found.program is not None else {}
     for name in methods:
         if name not in known:
             others = ", ".join(shown(other) for other in list(known)[:MAX_ITEMS]) or "none"
-            raise PteError(f"{found.path}: there is no method {quoted(name)}; it has {others}. Name one of these.")
+            raise UsageError(f"{found.path}: there is no method {quoted(name)}; it has {others}. Name one of these.")
     chosen = methods or [name for name, method in known.items() if not method.is_constant]
     listed: dict[int, str] = {}
     return tuple(listing for name in chosen for listing in of_method(found, name, listed))

@@ -40,7 +40,8 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         code: int = args.run(args)
     except PipelineError as error:
-        print(plain(str(error), keep="\n"), file=sys.stderr)
+        # A file's name may have line breaks of its own; mistakes in manifests are told in several lines.
+        print(plain(str(error), keep="" if isinstance(error, PteError) else "\n"), file=sys.stderr)
         return next((code for kind, code in _CODES if isinstance(error, kind)), 1)
     except KeyboardInterrupt:
         return 130

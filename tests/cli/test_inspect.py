@@ -98,10 +98,17 @@ def test_instructions_are_listed(arguments: list[str], tiny_pte: Any, capsys: Ou
 
 
 def test_a_method_that_is_not_there_is_told_with_those_that_are(tiny_pte: Any, capsys: Output) -> None:
-    assert main(["inspect", str(tiny_pte.path), "--instructions", "backward"]) == 3
+    assert main(["inspect", str(tiny_pte.path), "--instructions", "backward"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"{tiny_pte.path}: there is no method 'backward'; it has forward, ")
     assert err.endswith(". Name one of these.\n")
+
+
+def test_a_files_name_cannot_add_a_line(tmp_path: Path, capsys: Output) -> None:
+    assert main(["inspect", str(tmp_path / "a\nb.pte")]) == 3
+    err = capsys.readouterr().err
+    assert err.endswith("a\\nb.pte: there is no such file; expected a .pte. Build it, or correct the path.\n")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [[], ["--instructions"], ["--format", "xml", "FILE"]])
