@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pipeline.evidence import BACKEND, DTYPES, heads_and_dim
 from pipeline.pte import TensorValue, Value, dtypes
 from pipeline.pte.flatbuffer import quoted
-from pipeline.verify.case import Case
+from pipeline.verify.case import CACHE_METHODS, Case
 from pipeline.verify.contracts import cut
 from pipeline.verify.findings import Pair
 from pipeline.verify.rules import ERROR, NOTE, WARNING, Broken, rule
@@ -437,6 +437,20 @@ def _dynamic_shape(case: Case) -> Iterator[Broken]:
     if not tokens.dynamic:
         text = f"enable_dynamic_shape is true but forward takes exactly {tokens.sizes[1]} tokens"
         yield Broken("enable_dynamic_shape", f"{text}; a runner feeds prompts in longer steps")
+
+
+@rule(
+    "PTE325",
+    "cache-outside",
+    ERROR,
+    Pair.PUBLISHED_GRAPH,
+    "The KV cache lies outside the graph, and the contract's runner keeps none.",
+    "Hold it to the contract of its own runner, or build it with its cache in the graph",
+)
+def _cache_outside(case: Case) -> Iterator[Broken]:
+    if case.caches_outside:
+        name = next(name for name in CACHE_METHODS if name in case.evidence.constants)
+        yield Broken(FORWARD, f"{name} is published, so the cache lies outside the graph; expected one in the graph")
 
 
 def _is_fixed(tokens: Value | None) -> bool:

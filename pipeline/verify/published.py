@@ -119,3 +119,19 @@ def _step_in_window(case: Case) -> Iterator[Broken]:
         name = case.name_of("get_max_seq_len")
         text = f"{name} is {step} but get_windows has {min(windows)}; a step must fit the narrowest window"
         yield Broken(name, text)
+
+
+@rule(
+    "PTE206",
+    "window-beyond-context",
+    WARNING,
+    Pair.PUBLISHED,
+    "A window is longer than the context, so that its ring takes memory which no text fills.",
+    "Publish 0 for it",
+)
+def _window_in_context(case: Case) -> Iterator[Broken]:
+    context = case.context
+    longest = max(case.entries("get_windows") or (), default=0)
+    if context is not None and longest > context:
+        name = case.name_of("get_max_context_len")
+        yield Broken("get_windows", f"get_windows has {longest} but {name} is {context}; no text outgrows that window")

@@ -233,7 +233,7 @@ CASES: list[tuple[Evidence | Case, str, str, str]] = [
         "get_prefill_chunk_size is 64 but get_max_seq_len is 128; they are two names of one value",
     ),
     (
-        with_constants(get_max_context_len=127, get_max_ctx_len=127),
+        with_constants(get_max_context_len=127, get_max_ctx_len=127, get_windows=int32(0, 0, 0)),
         "PTE202",
         "get_max_seq_len",
         "get_max_seq_len is 128 but get_max_context_len is 127; a step must fit the context",
@@ -556,6 +556,18 @@ CASES: list[tuple[Evidence | Case, str, str, str]] = [
         "PTE322",
         "forward",
         "forward runs 2 instructions outside of its 25 delegates: 'llama::custom_sdpa.out' (2)",
+    ),
+    (
+        with_constants(get_windows=int32(0, 128, 1025)),
+        "PTE206",
+        "get_windows",
+        "get_windows has 1025 but get_max_context_len is 1024; no text outgrows that window",
+    ),
+    (
+        case(held_to=(contracts.find("text_llm_runner"),)),
+        "PTE325",
+        "forward",
+        "get_n_caches is published, so the cache lies outside the graph; expected one in the graph",
     ),
     (
         in_graph(get_max_seq_len=129, others={}),  # in a context of 1024
