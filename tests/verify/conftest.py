@@ -49,8 +49,10 @@ def bundle(shipped: Path, tmp_path: Path) -> Path:
 def in_graph_pte(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of another backend that keeps its own cache, in what a runner sees of it, lowered for real."""
     import torch
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
+
+    with library_warnings_ignored():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
 
     class Tiny(torch.nn.Module):
         def __init__(self) -> None:

@@ -106,6 +106,7 @@ def test_a_file_of_another_backend_is_refused_for_another_runner(in_graph_pte: P
     assert [(finding.rule.id, finding.subject) for finding in report.findings] == [
         ("PTE101", "get_activation_dtype"),
         ("PTE101", "get_logits_to_keep_mode"),
+        ("PTE322", "forward"),
     ]
 
 

@@ -959,7 +959,6 @@ def test_short_data_is_found(tiny_pte: Any, tmp_path: Path) -> None:
     assert finding.message.endswith(".weight' has 700 bytes but its shape and dtype need 704. Rebuild the artifact.")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_constants_that_are_inline_are_found_as_the_runtime_finds_them(tmp_path: Path) -> None:
     with library_warnings_ignored():
         from executorch.exir.schema import Int
@@ -967,8 +966,9 @@ def test_constants_that_are_inline_are_found_as_the_runtime_finds_them(tmp_path:
 
         from tests.pte import written
 
-    made = written.program([written.plan("get_max_seq_len", [Int(4)], [0])])
-    for data, loads in ((written.inline(made), False), (written.in_segments(made), True)):
+        made = written.program([written.plan("get_max_seq_len", [Int(4)], [0])])
+        inline, in_segments = written.inline(made), written.in_segments(made)
+    for data, loads in ((inline, False), (in_segments, True)):
         file = tmp_path / "x.pte"
         file.write_bytes(data)
         assert ("PTE706" not in {finding.rule.id for finding in examine(file).findings}) == loads
