@@ -9,6 +9,8 @@
     ├── VerifyError      a .pte can be read, and what it publishes is wrong
     ├── DelegateError    an MLX graph cannot be loaded or executed
     ├── CacheError       a KV cache refuses a step or a configuration
+    ├── SamplingError    no token can be chosen as asked
+    ├── TextError        a tokenizer or chat template cannot be used, or not for this text
     ├── SmokeError       the artifact decodes, and not as its model does
     ├── StoreError       stored bytes are missing or are not what was stored
     └── StepError        a step's process died or failed outside our own errors
@@ -62,6 +64,14 @@ class DelegateError(PipelineError):
 
 class CacheError(PipelineError):
     """A KV cache refuses a configuration or a step; nothing was written."""
+
+
+class SamplingError(PipelineError):
+    """A setting is out of its range, or the logits choose no token."""
+
+
+class TextError(PipelineError):
+    """A tokenizer or chat template is missing, damaged or foreign, or cannot read or render a text."""
 
 
 class SmokeError(PipelineError):
