@@ -15,7 +15,9 @@ from pipeline.cli.output import tolerant
 from pipeline.errors import PipelineError, PteError
 
 VERBS = {
+    "chat": "talk to a .pte",
     "check": "check manifests without building anything",
+    "run": "continue a prompt with a .pte",
     "verify": "check what .pte files publish",
 }
 
