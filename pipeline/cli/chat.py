@@ -1,7 +1,7 @@
 """``pte chat``: a conversation with the artifact, its history kept in the cache.
 
-On a terminal, lines are edited and remembered, Ctrl-C ends an answer, and /help lists what else there is. From a file or
-a pipe every line is a question; answers go to standard output, all else to standard error.
+On a terminal, lines are edited and remembered, Ctrl-C ends an answer, and /help lists what else there is. From a file
+or a pipe every line is a question; answers go to standard output, all else to standard error.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Chat:
         self._talk = talk
         self._is_quiet = is_quiet
         self._latest: Generation | None = None
-        self._on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self._on_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
         self._shown: Callable[[str], str] = visible if sys.stdout.isatty() else str
         self._interrupts = Interrupts()
         self._was_refused = False
@@ -154,15 +154,8 @@ class _Chat:
             self._refuse("[usage: /undo, /undo N for N turns, or /undo N tokens]")
             return
         number, of_tokens = int(found[1] or 1), found[2]
-        if of_tokens:
-            number = self._talk.undo_tokens(number)
-        else:
-            number = self._talk.undo(number)
-        what = "token" if of_tokens else "turn"
-        _tell(
-            f"[{number or 'no'} {what}{'' if number == 1 else 's'} taken back: "
-            f"{self._talk.num_tokens}/{self._talk.capacity} tokens, {self._talk.num_turns} turns]"
-        )
+        number = self._talk.undo_tokens(number) if of_tokens else self._talk.undo(number)
+        _tell(f"[{_counted(number, 'token' if of_tokens else 'turn')} taken back: {self._length()}]")
 
     def _save(self, rest: str) -> None:
         if not rest:
@@ -176,19 +169,19 @@ class _Chat:
         except OSError as error:
             self._refuse(f"[{rest}: {error.strerror}; the conversation is not saved]")
         else:
-            _tell(f"[{self._talk.num_turns} turns saved as {rest}]")
+            _tell(f"[{_counted(self._talk.num_turns, 'turn')} saved as {rest}]")
 
     def _show_stats(self) -> None:
         from pipeline.session import report
 
-        talk, decoder = self._talk, self._opened.decoder
-        _tell(
-            f"[{talk.num_tokens}/{talk.capacity} tokens in {talk.num_turns} turns, "
-            f"{decoder.cache_bytes / report.MIB:.1f} MiB of cache]"
-        )
+        _tell(f"[{self._length()}, {self._opened.decoder.cache_bytes / report.MIB:.1f} MiB of cache]")
         if self._latest is not None:
             for line in report.lines(self._opened, self._latest):
                 _tell(line)
+
+    def _length(self) -> str:
+        talk = self._talk
+        return f"{talk.num_tokens}/{talk.capacity} tokens in {_counted(talk.num_turns, 'turn')}"
 
     def _refuse(self, message: str) -> None:
         self._was_refused = True
@@ -226,6 +219,10 @@ def _piped() -> Iterator[str]:
             yield line.removesuffix("\n")
     except UnicodeDecodeError as error:
         raise TextError(f"standard input: byte {error.start} is no UTF-8; expected text.") from error
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number or 'no'} {thing}{'' if number == 1 else 's'}"
 
 
 def _tell(line: str) -> None:

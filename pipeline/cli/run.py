@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Answers every prompt; 2 for flags that make no sense, 130 if an answer was interrupted."""
-    if not args.prompt and sys.stdin.isatty():
+    if not args.prompt and (sys.stdin is None or sys.stdin.isatty()):
         print("pte run: there is no prompt; expected --prompt TEXT, or a text on standard input.", file=sys.stderr)
         return 2
     with flags.libraries():
