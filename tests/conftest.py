@@ -13,6 +13,7 @@ import pytest
 # Before anything imports huggingface_hub, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from tests.bundles import bundle as bundle
 from tests.tiny_models import artifact as artifact
 
 

@@ -99,6 +99,8 @@ class _Run:
     def answer(self, texts: Sequence[str], prompts: Sequence[list[int]]) -> int:
         from pipeline.session import report
 
+        for prompt in prompts:
+            self._opened.engine.admit(prompt, self._request)
         self._tell(self._opened.notes)
         if self._reports:
             self._tell([*report.cache_summary(self._opened.decoder), report.loaded(self._opened)])

@@ -150,14 +150,8 @@ class Engine:
         """The ids that the cache holds."""
         return [] if self._latest is None else self._latest.text[: self.decoder.position]
 
-    def generate(
-        self, prompt: Sequence[int], request: Request, is_cancelled: Callable[[], bool] = _never
-    ) -> Generation:
-        """Continues ``prompt``, the whole text. It begins when it is iterated over, and ends an earlier one.
-
-        ``is_cancelled`` is asked after each step. Raises CacheError for a prompt without tokens, and for one that
-        leaves no room in the cache for what is asked.
-        """
+    def admit(self, prompt: Sequence[int], request: Request) -> None:
+        """Raises CacheError for a prompt without tokens, and for one that leaves no room for an answer of one token."""
         where = self.decoder.where
         if not prompt:
             raise CacheError(f"{where}: the prompt has no tokens; expected at least 1 to continue.")
@@ -168,6 +162,15 @@ class Engine:
                 "room for at least one more. Shorten the text, or raise the capacity (--kv-max-capacity), which the "
                 "artifact's context bounds."
             )
+
+    def generate(
+        self, prompt: Sequence[int], request: Request, is_cancelled: Callable[[], bool] = _never
+    ) -> Generation:
+        """Continues ``prompt``, the whole text. It begins when it is iterated over, and ends an earlier one.
+
+        ``is_cancelled`` is asked after each step. Raises CacheError for what is not admitted.
+        """
+        self.admit(prompt, request)
         return Generation(self, prompt, request, is_cancelled)
 
     def begin(self, generation: Generation) -> int:

@@ -117,9 +117,7 @@ def test_the_older_contract_is_completed_from_the_signature_and_that_is_said() -
         ((TOKENS, POSITIONS, ROWS), ALL_LOGITS, "selected"),
     ],
 )
-def test_the_logits_mode_is_inferred_from_inputs_and_rows(
-    inputs: tuple[Value, ...], output: Value, mode: str
-) -> None:
+def test_the_logits_mode_is_inferred_from_inputs_and_rows(inputs: tuple[Value, ...], output: Value, mode: str) -> None:
     assert read(program(OLDER, inputs, output), "x.pte").contract.logits == mode
 
 
