@@ -89,7 +89,7 @@ class _Chat:
         if self._on_terminal:
             _tell("[/help lists the commands; Ctrl-C ends an answer, /quit or Ctrl-D the chat]")
         for line in self._lines():
-            word, _, rest = line.strip().partition(" ")
+            word, _, rest = line.rstrip().partition(" ")
             if word == "/quit":
                 break
             if not line.strip():

@@ -31,15 +31,17 @@ def make(takes_start: bool) -> Any:
             self.cache = KVCache(1, CONTEXT, HEADS, HEAD_DIM, enable_dynamic_shape=True)
 
         def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            check: Any = torch._check
             start = positions[0].item()
-            torch._check(start >= 0)
-            torch._check(start + tokens.size(1) <= CONTEXT)
+            check(start >= 0)
+            check(start + tokens.size(1) <= CONTEXT)
             steps = torch.arange(tokens.size(1)) + positions[0] if takes_start else positions
             x = self.tokens(tokens) + self.places(steps)
             q, k, v = (part.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
             k, v = self.cache.update(start, k, v)
             attended = torch.ops.mlx.custom_sdpa(q, k, v, start, is_causal=True)
-            return self.head((x + attended.transpose(1, 2).flatten(2))[:, -1:])
+            logits: torch.Tensor = self.head((x + attended.transpose(1, 2).flatten(2))[:, -1:])
+            return logits
 
     with torch.random.fork_rng():
         torch.manual_seed(4)
