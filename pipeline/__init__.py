@@ -12,6 +12,7 @@ The map of the house. Things flow one way::
 ``surroundings``  what the machine adds to keys: library versions, platform, source digests
 ``store``         content-addressed objects and receipts; ``digest``: sha256 of a file
 ``pte``           the ``.pte`` container and the MLX graph in it, read without torch
+``anatomy``       what an artifact is, and what sets two apart
 ``evidence``      what one ``.pte`` shows about itself; ``verify`` judges it
 ``model``         the torch side: checkpoint, quantization, attention, cache geometry, rehearsal, export, proof,
                   lowering
@@ -25,7 +26,7 @@ The map of the house. Things flow one way::
 ``cli``           the ``pte`` command
 ================  ================================================================
 
-``errors``, ``manifest``, ``plan``, ``store``, ``pte`` and ``verify`` never import torch,
+``errors``, ``manifest``, ``plan``, ``store``, ``pte``, ``anatomy`` and ``verify`` never import torch,
 executorch, transformers, numpy or mlx: that keeps ``doit`` with nothing to do and ``pte verify``
 instant, and installable where those libraries are not.
 """

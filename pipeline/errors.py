@@ -1,11 +1,13 @@
 """Every exception the pipeline raises on purpose.
 
     PipelineError
+    ├── UsageError       the command line names what is not there
     ├── ManifestError    the manifest asks for something wrong or impossible
     ├── FetchError       the model cannot be brought here as pinned
     ├── ExportError      the model cannot be exported and stay right
     ├── LowerError       the exported program cannot become one delegate
     ├── PteError         a .pte or .ptd is not a file we can read
+    ├── ContractError    a runner's contract is not known, or its schema says nothing that can be held to
     ├── VerifyError      a .pte can be read, and what it publishes is wrong
     ├── DelegateError    an MLX graph cannot be loaded or executed
     ├── CacheError       a KV cache refuses a step or a configuration
@@ -25,6 +27,10 @@ from __future__ import annotations
 
 class PipelineError(Exception):
     """Base of all errors meant for a person to read."""
+
+
+class UsageError(PipelineError):
+    """A command line asks for what cannot be had; nothing was done."""
 
 
 class ManifestError(PipelineError):
@@ -53,6 +59,10 @@ class LowerError(PipelineError):
 
 class PteError(PipelineError):
     """The bytes are not a ``.pte`` or ``.ptd`` this reader can trust."""
+
+
+class ContractError(PipelineError):
+    """There is no such contract, or its schema cannot be used; names the file and the place in it."""
 
 
 class VerifyError(PipelineError):

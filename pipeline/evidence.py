@@ -7,7 +7,7 @@ constants. Does not know what is right: ``pipeline.verify`` does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -39,8 +39,9 @@ class QuantizedFormat(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphFacts:
-    """What an MLX graph shows about the contract. ``bad_constants`` are sentences about missing data.
+    """What an MLX graph shows about the contract.
 
+    ``absent_data`` and ``short_data`` are constants whose data is not there, or not all of it: a name and a sentence.
     ``multiplied`` are the formats of the weights that activations are multiplied by, ``looked_up`` those of embeddings.
     ``rows_of`` is what the graph computes a row of logits for each of, ``token`` or ``selected row``, if that follows.
     """
@@ -53,7 +54,8 @@ class GraphFacts:
     multiplied: frozenset[QuantizedFormat] = frozenset()
     looked_up: frozenset[QuantizedFormat] = frozenset()
     rows_of: str | None = None
-    bad_constants: tuple[str, ...] = ()
+    absent_data: tuple[tuple[str, str], ...] = ()
+    short_data: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,19 @@ class ForwardFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FileFacts:
+    """``segment_starts`` are the file's bytes at which its segments begin, empty ones left out.
+
+    ``unused_data`` are named data that no constant of the program's only graph uses, with their sizes in bytes; there
+    are none where another backend may use them.
+    """
+
+    program_version: int = 0
+    segment_starts: tuple[int, ...] = ()
+    unused_data: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """What was found in one file; ``forward`` is ``None`` when there is no such method."""
 
@@ -76,32 +91,23 @@ class Evidence:
     constants: Mapping[str, Any]
     methods: tuple[str, ...]
     forward: ForwardFacts | None
+    file: FileFacts = FileFacts()
 
     @classmethod
     def of(cls, pte: PteFile) -> Evidence:
         """Raises ``PteError`` when constants or the graph cannot be read."""
         methods = pte.program.methods
-        forward = methods.get("forward")
+        forward, used = methods.get("forward"), None
+        facts = None
+        if forward is not None:
+            facts, used = _forward_facts(forward, pte)
         return cls(
             where=str(pte.path),
             constants=pte.program.constants(),
             methods=tuple(methods),
-            forward=None if forward is None else _forward_facts(forward, pte),
+            forward=facts,
+            file=_file_facts(pte, used),
         )
-
-    def summary(self) -> str:
-        """The contract in a few words, for evidence without findings."""
-        constants = self.constants
-        words = [
-            f"{constants['get_n_caches']} caches",
-            f"vocab {constants['get_vocab_size']}",
-            DTYPES[constants["get_activation_dtype"]],
-            f"steps of {constants['get_max_seq_len']} in {constants['get_max_context_len']} tokens",
-            f"{MODES[constants['get_logits_to_keep_mode']]} logits",
-        ]
-        graph = self.forward.graph if self.forward else None
-        unknown = sum(heads_and_dim(attend.key) is None for attend in graph.attends) if graph else 0
-        return ", ".join(words + ([f"K/V shapes of {unknown} caches do not follow from the graph"] if unknown else []))
 
 
 def heads_and_dim(shape: Shape) -> tuple[int, int] | None:
@@ -112,17 +118,29 @@ def heads_and_dim(shape: Shape) -> tuple[int, int] | None:
     return (heads, dim) if isinstance(heads, int) and isinstance(dim, int) else None
 
 
-def _forward_facts(method: Method, pte: PteFile) -> ForwardFacts:
+def _file_facts(pte: PteFile, used: Collection[str] | None) -> FileFacts:
+    only = sum(len(method.delegates) for method in pte.program.methods.values()) == 1
+    unused = [name for name in pte.named_data if name not in used] if used is not None and only else []
+    return FileFacts(
+        program_version=pte.program.version,
+        segment_starts=tuple(start for start, end in pte.segments if start < end),
+        unused_data=tuple((name, len(pte.named_data[name])) for name in unused),
+    )
+
+
+def _forward_facts(method: Method, pte: PteFile) -> tuple[ForwardFacts, Collection[str] | None]:
+    """What ``forward`` shows, and the names by which its one MLX graph knows data."""
     calls = [instruction for instruction in method.instructions if instruction.delegate is not None]
     delegates = [method.delegates[call.delegate] for call in calls if call.delegate is not None]
     others = Counter(
         instruction.operator or instruction.kind for instruction in method.instructions if instruction.delegate is None
     )
-    graph = None
+    graph = used = None
     if [delegate.id for delegate in delegates] == [BACKEND]:
         parsed = parse_mlx_payload(delegates[0].payload, f"{pte.path}: forward")
         graph = _graph_facts(parsed, _sized_axes(method, parsed, calls[0].args), pte)
-    return ForwardFacts(
+        used = frozenset(parsed.names.values())
+    facts = ForwardFacts(
         inputs=method.inputs,
         outputs=method.outputs,
         delegates=tuple(delegate.id for delegate in delegates),
@@ -130,6 +148,7 @@ def _forward_facts(method: Method, pte: PteFile) -> ForwardFacts:
         num_delegate_args=len(calls[0].args) if calls else 0,
         graph=graph,
     )
+    return facts, used
 
 
 def _sized_axes(method: Method, graph: MlxGraph, args: Sequence[int]) -> list[tuple[str, tuple[int, int]]]:
@@ -161,7 +180,8 @@ def _graph_facts(graph: MlxGraph, sized_axes: Sequence[tuple[str, tuple[int, int
         multiplied=_formats(graph, MULTIPLYING_NODES),
         looked_up=_formats(graph, LOOKING_UP_NODES),
         rows_of=names.get(str(logits[1])) if logits is not None and len(logits) == 3 else None,
-        bad_constants=tuple(_bad_constants(graph, pte)),
+        absent_data=tuple(_absent_data(graph, pte)),
+        short_data=tuple(_short_data(graph, pte)),
     )
 
 
@@ -173,14 +193,22 @@ def _formats(graph: MlxGraph, nodes: Sequence[str]) -> frozenset[QuantizedFormat
     )
 
 
-def _bad_constants(graph: MlxGraph, pte: PteFile) -> Iterator[str]:
+def _absent_data(graph: MlxGraph, pte: PteFile) -> Iterator[tuple[str, str]]:
+    for tid in graph.constant_tids:
+        name = graph.names.get(Slot("tensor", tid))
+        if name is None:
+            yield f"constant {tid}", f"the graph's constant {tid} has no name; expected that of its data"
+        elif name not in pte.named_data:
+            yield name, f"the graph's constant {tid} is {quoted(name)}, which is not among the file's named data"
+
+
+def _short_data(graph: MlxGraph, pte: PteFile) -> Iterator[tuple[str, str]]:
     for tid in graph.constant_tids:
         name, meta = graph.names.get(Slot("tensor", tid)), graph.meta(tid)
         assert meta is not None, "a graph's constants have metadata"
         if name is None or name not in pte.named_data:
-            where = "has no name" if name is None else f"is {quoted(name)}, which is not among the file's named data"
-            yield f"the graph's constant {tid} {where}"
             continue
         needed = prod(dim.value or 0 for dim in meta.shape) * dtypes.BY_NAME[meta.dtype].size_bytes
         if len(pte.named_data[name]) < needed:
-            yield f"{quoted(name)} has {len(pte.named_data[name])} bytes but its shape and dtype need {needed}"
+            text = f"{quoted(name)} has {len(pte.named_data[name])} bytes but its shape and dtype need {needed}"
+            yield name, text

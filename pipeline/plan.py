@@ -31,7 +31,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     FETCH: (),
     QUANTIZE: (FETCH,),
     BUILD: (FETCH, QUANTIZE),
-    VERIFY: (BUILD,),
+    VERIFY: (FETCH, BUILD),
     SMOKE: (FETCH, QUANTIZE, BUILD),
     BUNDLE: (FETCH, QUANTIZE, BUILD, VERIFY, SMOKE),
 }
@@ -41,7 +41,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     FETCH: ("gguf", "safetensors", "tokenizers", "torch", "transformers"),
     QUANTIZE: ("executorch", "torch", "torchao", "transformers"),
     BUILD: ("executorch", "tokenizers", "torch", "torchao", "transformers"),
-    VERIFY: ("jsonschema",),
+    VERIFY: (),
     SMOKE: ("mlx", "numpy", "tokenizers", "torch", "transformers"),
     BUNDLE: (),
 }

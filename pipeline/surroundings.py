@@ -24,8 +24,8 @@ from pipeline.store.digests import DigestMemo
 
 PACKAGE = Path(__file__).resolve().parent
 
-# Schemas that a step reads besides the modules it imports.
-SCHEMAS = {"verify": ("constant-methods",)}
+# Folders of schemas that a step reads besides the modules it imports.
+SCHEMAS = {"verify": ("contracts",)}
 
 
 def of_this_machine(memo: DigestMemo) -> Surroundings:
@@ -64,8 +64,9 @@ def source_digest(step: str) -> str:
     digest = hashlib.sha256()
     for module in sorted(_closure(f"pipeline.steps.{step}")):
         digest.update(module.encode() + b"\0" + _parsed(module)[0].encode() + b"\0")
-    for name in SCHEMAS.get(step, ()):
-        digest.update(json.dumps(schema.load(name), sort_keys=True).encode())
+    for folder in SCHEMAS.get(step, ()):
+        for name in schema.names(folder):
+            digest.update(name.encode() + json.dumps(schema.load(name), sort_keys=True).encode())
     return digest.hexdigest()
 
 

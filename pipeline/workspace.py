@@ -73,6 +73,8 @@ class Workspace:
             return quantize.summary(self._report(receipt, quantize.REPORT))
         if step.name == BUILD:
             return [f"  note: {note}" for note in self._report(receipt, build.REPORT)["notes"]]
+        if step.name == VERIFY:
+            return verify.summary(self._report(receipt, verify.METADATA))
         if step.name == SMOKE:
             return smoke.summary(self._report(receipt, smoke.REPORT))
         if step.name == BUNDLE:
@@ -125,7 +127,7 @@ class Workspace:
             if step.name == VERIFY:
                 assert isinstance(step.spec, BuildSpec)
                 stage("verifying")
-                verify.run(step.spec, artifact, out)
+                verify.run(step.spec, artifact, snapshot, out)
             else:
                 run_step(step.name, {"spec": step.spec, "out": out, **arguments[step.name]}, log, stage)
         except PipelineError as error:
@@ -148,12 +150,9 @@ class Workspace:
             if receipt is None:
                 return None
             for name, item in receipt.outputs.items():
-                if step.name == BUNDLE:
-                    if _ships(need, name):
-                        inputs[name] = Object(**item)
-                elif name not in (quantize.REPORT, build.REPORT):
-                    # What is told of weights or an artifact changes nothing in them.
-                    inputs[f"{SNAPSHOT}/{name}" if need == FETCH else name] = Object(**item)
+                if _is_given(step.name, need, name):
+                    inside = need == FETCH and step.name != BUNDLE
+                    inputs[f"{SNAPSHOT}/{name}" if inside else name] = Object(**item)
         return inputs
 
     def _check_unchanged(self, step: Step, asked: Mapping[str, Any]) -> None:
@@ -193,11 +192,16 @@ class Workspace:
             return False
 
 
-def _ships(step: str, name: str) -> bool:
-    """Whether a step's output belongs into the bundle; weights are in the ``.pte``."""
-    if step == FETCH:
-        return is_tokenizer_file(name)
-    return step != QUANTIZE or name == quantize.REPORT
+def _is_given(step: str, need: str, name: str) -> bool:
+    """Whether a step is given a file of an earlier one's.
+
+    A bundle is what a user ships, and verification holds the artifact to what ships beside it: no weights, which are in
+    the ``.pte``, and of the model the tokenizer alone. Other steps have no use for reports: what is told of weights or
+    an artifact changes nothing in them.
+    """
+    if step in (VERIFY, BUNDLE):
+        return is_tokenizer_file(name) if need == FETCH else need != QUANTIZE or name == quantize.REPORT
+    return name not in (quantize.REPORT, build.REPORT)
 
 
 def _same(file: Path, stored: Path) -> bool:

@@ -14,7 +14,13 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from tests.bundles import bundle as bundle
+from tests.distributions import base_install as base_install
+from tests.distributions import distributions as distributions
+from tests.distributions import source_tree as source_tree
 from tests.tiny_models import artifact as artifact
+
+# Its assertions tell what they compared, as those of a test do.
+pytest.register_assert_rewrite("tests.pte.agreement")
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,15 @@ class TinyPte:
 @pytest.fixture(scope="session")
 def tiny_pte(tmp_path_factory: pytest.TempPathFactory) -> TinyPte:
     """Built once per session, in about ten seconds."""
+    from tests.pte.agreement import assert_read_as_executorch_reads
+
     with warnings.catch_warnings():
         # The libraries' own deprecations are not ours to fix.
         warnings.simplefilter("ignore")
         constants, data = _build()
     path = tmp_path_factory.mktemp("tiny") / "tiny.pte"
     path.write_bytes(data)
+    assert_read_as_executorch_reads(path)
     return TinyPte(path, constants)
 
 

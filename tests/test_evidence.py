@@ -35,7 +35,11 @@ def test_a_lowered_file_shows_all_of_its_contract(tiny_pte: Any) -> None:
     assert (evidence.forward.delegates, evidence.forward.others) == (("MLXBackend",), {})
     assert (graph.num_slots, graph.num_mutable_buffers, graph.float_dtypes) == (3, 0, {"float32"})
     assert [(attend.layer_id, heads_and_dim(attend.key)) for attend in graph.attends] == [(0, (2, 8)), (1, (2, 8))]
-    assert graph.bad_constants == ()
+    assert (graph.absent_data, graph.short_data) == ((), ())
+    file = evidence.file
+    assert (file.program_version, file.unused_data) == (0, ())
+    assert file.segment_starts
+    assert not [start for start in file.segment_starts if start % 128]
 
 
 @pytest.mark.parametrize(("name", "rows_of"), [("mixed", None), ("full", "token"), ("selected", "selected row")])

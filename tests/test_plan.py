@@ -190,7 +190,6 @@ def test_the_kinds_of_source_never_share_a_key() -> None:
 LIBRARIES = {
     "executorch": {QUANTIZE, BUILD, SMOKE},
     "gguf": {FETCH},
-    "jsonschema": {VERIFY},
     "mlx": {SMOKE},
     "numpy": {SMOKE},
     "safetensors": {FETCH},
@@ -227,8 +226,8 @@ def test_a_step_whose_source_changed_has_a_new_key_alone(step: str) -> None:
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("model.safetensors", {QUANTIZE, BUILD, SMOKE, BUNDLE}),
-        ("tokenizer.json", {QUANTIZE, BUILD, SMOKE, BUNDLE}),
+        ("model.safetensors", {QUANTIZE, BUILD, VERIFY, SMOKE, BUNDLE}),
+        ("tokenizer.json", {QUANTIZE, BUILD, VERIFY, SMOKE, BUNDLE}),
         ("quantized.safetensors", {BUILD, SMOKE, BUNDLE}),
         ("model.pte", {VERIFY, SMOKE, BUNDLE}),
         ("metadata.json", {BUNDLE}),

@@ -71,3 +71,14 @@ def test_an_installed_schema_comes_before_that_of_a_checkout(tmp_path: Path, mon
 def test_a_missing_schema_is_a_broken_installation() -> None:
     with pytest.raises(PipelineError, match=r"^absent\.schema\.json: not found in .*; .*Reinstall the package\.$"):
         schema.load("absent")
+
+
+def test_a_folder_of_schemas_is_listed_as_they_are_loaded() -> None:
+    listed = schema.names("contracts")
+    assert listed == ["contracts/run_llm_hf@1", "contracts/run_llm_hf@2", "contracts/text_llm_runner@1"]
+    assert all(schema.load(name)["$id"] == f"{name.removeprefix('contracts/')}.schema.json" for name in listed)
+
+
+def test_a_folder_that_is_missing_is_told_of() -> None:
+    with pytest.raises(PipelineError, match=r"^no/\*\.schema\.json: not found in .* Reinstall the package\.$"):
+        schema.names("no")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.delegate.compared import assert_fused_is_plain
+
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "smollm2-135m"
 
@@ -107,6 +109,14 @@ def test_the_artifact_answers_as_its_model_does(bundle: Path) -> None:
     assert "Paris" in capital["text"]
     assert capital["near_ties"] == []
     assert 0 < capital["logits_distance"] <= report["tolerance"]["bound"] < 0.1
+
+
+def test_the_fused_graph_decodes_as_the_plain_one(bundle: Path) -> None:
+    """Apart by no more than what bfloat16 costs two computations of the model, by Transformers' own two."""
+    report = json.loads((bundle / "smoke.json").read_bytes())
+    bound = 2 * report["tolerance"]["model_rounding"]
+    assert 0 < bound < 0.1
+    assert_fused_is_plain(bundle / "model.pte", bound, num_prefill=1, num_decode=4)
 
 
 def test_the_build_record_names_every_input(bundle: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -89,7 +90,16 @@ def pretend(root: Path, step: Step, outputs: dict[str, bytes]) -> None:
 MADE = {
     "quantize": {"quantized.safetensors": b"small weights", "quantization.json": b'{"layers": []}'},
     "build": {"model.pte": b"pte", "report.json": b'{"notes": ["padded"]}'},
-    "verify": {"metadata.json": b"{}\n"},
+    "verify": {
+        "metadata.json": json.dumps(
+            {
+                "findings": [
+                    {"rule": "PTE106", "severity": "warning", "message": "It is odd."},
+                    {"rule": "PTE504", "severity": "note", "message": "It is padded."},
+                ]
+            }
+        ).encode()
+    },
     "smoke": {"smoke.json": b'{"prompts": []}'},
 }
 
@@ -129,6 +139,22 @@ def test_a_step_is_refused_while_those_before_it_are_not_finished(root: Path, st
     with pytest.raises(StepError) as caught:
         run(root, steps[BUILD])
     assert str(caught.value) == "build:tiny: a step before it is not finished. Run doit build:tiny."
+
+
+def test_verification_is_given_the_artifact_the_report_and_the_tokenizer_alone(
+    bundled: Workspace, steps: dict[str, Step]
+) -> None:
+    """The weights are in the artifact; laying them out again would take space for nothing."""
+    assert set(bundled._inputs(steps[VERIFY]) or ()) == {
+        "model.pte",
+        "report.json",
+        "snapshot/chat_template.jinja",
+        "snapshot/tokenizer.json",
+    }
+
+
+def test_what_verification_warns_of_is_told_when_it_is_done(bundled: Workspace, steps: dict[str, Step]) -> None:
+    assert bundled.summary(steps[VERIFY]) == ["  warning: PTE106 It is odd."]
 
 
 def test_what_a_build_noted_is_told_when_it_is_done(bundled: Workspace, steps: dict[str, Step]) -> None:
@@ -264,11 +290,12 @@ def test_a_step_made_again_with_the_same_bytes_makes_nothing_after_it_again(
     assert current(root, steps) >= set(STEPS) - {BUNDLE}
 
 
-def test_what_is_told_of_an_artifact_goes_into_the_bundle_and_nowhere_else(
+def test_what_is_told_of_an_artifact_goes_to_verification_and_into_the_bundle_and_nowhere_else(
     root: Path, steps: dict[str, Step], bundled: Workspace
 ) -> None:
     pretend(root, steps[BUILD], {"model.pte": b"pte", "report.json": b'{"notes": []}'})
-    assert current(root, steps) == set(STEPS) - {BUNDLE}
+    assert current(root, steps) == set(STEPS) - {VERIFY, BUNDLE}
+    pretend(root, steps[VERIFY], MADE["verify"])
     run(root, steps[BUNDLE])
     assert (bundled.bundle_path(steps[BUNDLE]) / "report.json").read_bytes() == b'{"notes": []}'
 

@@ -53,6 +53,7 @@ LIBRARY_WARNINGS = (
     (DeprecationWarning, r"\w+ is deprecated\. Use files\(\) instead"),
     (DeprecationWarning, r"`torch\.jit\.\w+` is deprecated"),
     (FutureWarning, r"`isinstance\(treespec, LeafSpec\)` is deprecated"),
+    (Warning, r"This API is experimental and subject to change"),
 )
 
 
@@ -137,8 +138,6 @@ def edit_json(path: Path, *removed: str, **changes: Any) -> None:
 SLIDING = {"sliding_window": 8}
 MIXED = {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
 
-GEMMA = {"sliding_window": 16, "sliding_window_pattern": 3}
-
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
@@ -156,7 +155,7 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
     # Prompts far beyond its window, which steps do not divide; heads wide enough to be stored in few bits.
     "long": (
         "gemma3_text",
-        {**GEMMA, "num_hidden_layers": 3, "head_dim": 32, "max_position_embeddings": 256},
+        {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 32, "max_position_embeddings": 256},
         replace(SPEC, logits="full", max_seq_len=12, max_context_len=256),
     ),
     # Room for some turns of talk, and a window that they outgrow.
@@ -174,6 +173,7 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Artifact]:
     """The artifact of a name in ARTIFACTS, built when it is first asked for, in about five seconds."""
     from pipeline.steps import build
+    from tests.pte.agreement import assert_read_as_executorch_reads
 
     built: dict[str, Artifact] = {}
 
@@ -187,6 +187,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Artifa
             # A build puts garbage collection off, since its process ends with it.
             gc.collect()
             built[name] = Artifact(snapshot, directory / build.ARTIFACT, spec)
+            assert_read_as_executorch_reads(built[name].pte)
         return built[name]
 
     return get

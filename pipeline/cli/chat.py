@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pipeline.cli import generation_flags as flags
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.output import reader_left
-from pipeline.errors import CacheError, SamplingError, TextError
+from pipeline.errors import CacheError, TextError
 from pipeline.text.terminal import visible
 
 if TYPE_CHECKING:
@@ -47,13 +47,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 at the end of the conversation, 1 if a line from a file or pipe was refused, 2 for flags that make no sense."""
+    """0 at the end of the conversation, 1 if a line from a file or pipe was refused, 130 if that was interrupted."""
     with flags.libraries():
-        try:
-            sampling = flags.sampling(args)
-        except SamplingError as error:
-            print(f"pte chat: {error}", file=sys.stderr)
-            return 2
+        sampling = flags.sampling(args)
         from pipeline.runtime.generate import Request
         from pipeline.session import report
         from pipeline.session.opened import open_artifact

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import CacheError, DependencyError
+from pipeline.errors import CacheError, DependencyError, SamplingError, UsageError
 
 if TYPE_CHECKING:
     from pipeline.runtime.sampling import Sampling
@@ -94,11 +94,14 @@ def choices(args: argparse.Namespace) -> Choices:
 
 
 def sampling(args: argparse.Namespace) -> Sampling:
-    """Raises SamplingError for a setting out of its range."""
+    """Raises UsageError for a setting out of its range."""
     from pipeline.runtime.sampling import Sampling
 
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    return Sampling(**{name: getattr(args, name) for name in names})
+    try:
+        return Sampling(**{name: getattr(args, name) for name in names})
+    except SamplingError as error:
+        raise UsageError(str(error)) from error
 
 
 @contextmanager

@@ -12,14 +12,18 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pipeline.cli.output import tolerant
-from pipeline.errors import PipelineError, PteError
+from pipeline.cli.plain import plain
+from pipeline.errors import ContractError, ManifestError, PipelineError, PteError, UsageError
 
 VERBS = {
     "chat": "talk to a .pte",
     "check": "check manifests without building anything",
     "run": "continue a prompt with a .pte",
     "verify": "check what .pte files publish",
+    "inspect": "show what an artifact is",
+    "diff": "show what changed between two artifacts",
 }
+_CODES = ((UsageError, 2), (ManifestError, 2), (ContractError, 2), (PteError, 3))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,8 +42,8 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         code: int = args.run(args)
     except PipelineError as error:
-        print(error, file=sys.stderr)
-        return 3 if isinstance(error, PteError) else 1
+        print(plain(str(error), keep="\n"), file=sys.stderr)
+        return next((code for kind, code in _CODES if isinstance(error, kind)), 1)
     except KeyboardInterrupt:
         return 130
     return code
@@ -65,12 +69,10 @@ class _Version(argparse.Action):
     """Looks the version up when asked, which takes as long as everything else here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import PackageNotFoundError, version
+        from pipeline.cli.version import installed
 
-        try:
-            print(f"pte {version('pte-pipeline')}")
-        except PackageNotFoundError:
-            print("pte (not installed)")
+        version = installed()
+        print(f"pte {version}" if version else "pte (not installed)")
         parser.exit()
 
 

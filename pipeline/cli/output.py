@@ -25,11 +25,17 @@ class Output:
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
-        self._try(lambda stream: stream.write(text))
+        # A full disk refuses even nothing.
+        if text:
+            self._try(lambda stream: stream.write(text))
         return len(text)
 
     def flush(self) -> None:
         self._try(lambda stream: stream.flush())
+
+    @property
+    def encoding(self) -> str | None:
+        return None if self._stream is None else self._stream.encoding
 
     def isatty(self) -> bool:
         return self._stream is not None and self._stream.isatty()

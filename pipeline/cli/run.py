@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.cli import generation_flags as flags
 from pipeline.cli.interrupts import Interrupts
 from pipeline.cli.output import reader_left
-from pipeline.errors import SamplingError, TextError
+from pipeline.errors import TextError, UsageError
 from pipeline.text.terminal import visible
 
 if TYPE_CHECKING:
@@ -47,16 +47,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answers every prompt; 2 for flags that make no sense, 130 if an answer was interrupted."""
+    """Answers every prompt; 130 if an answer was interrupted."""
     if not args.prompt and (sys.stdin is None or sys.stdin.isatty()):
-        print("pte run: there is no prompt; expected --prompt TEXT, or a text on standard input.", file=sys.stderr)
-        return 2
+        raise UsageError("there is no prompt; expected --prompt TEXT, or a text on standard input.")
     with flags.libraries():
-        try:
-            sampling = flags.sampling(args)
-        except SamplingError as error:
-            print(f"pte run: {error}", file=sys.stderr)
-            return 2
+        sampling = flags.sampling(args)
         from pipeline.runtime.generate import Request
         from pipeline.session.opened import open_artifact
 

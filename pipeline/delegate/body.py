@@ -23,7 +23,7 @@ Shape = tuple[int | None, ...]
 IMPURE = frozenset({"UpdateAndAttendNode", "RandomBitsNode", "MetalKernelNode"})
 """Nodes whose result is not settled by what they read, and those of unknown code."""
 
-KEPT = IMPURE | {"FloorDivideIntNode", "IndexCopyNode", "ItemIntNode", "ModIntNode"}
+KEPT = IMPURE | {"FloorDivideIntNode", "IndexCopyNode", "ItemIntNode", "ModIntNode", "ScatterAddNode"}
 """Executed though nobody may read the result: they act, or refuse numbers that only a call shows."""
 
 
@@ -48,7 +48,10 @@ class Step:
 
     def reads(self) -> Iterator[Ref]:
         for field in self.fields.values():
-            yield from references(field)
+            if isinstance(field, tuple):
+                yield from references(field)
+            elif isinstance(field, Tid | Vid):
+                yield field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,8 @@ class Body:
         kept = []
         for step in reversed(steps):
             if step.name in KEPT or wanted.intersection(step.outs):
-                step = replace(step, fields={name: _renamed(field, aliases) for name, field in step.fields.items()})
+                if aliases:
+                    step = replace(step, fields={name: _renamed(field, aliases) for name, field in step.fields.items()})
                 wanted.update(step.reads())
                 kept.append(step)
         constants = {ref: value for ref, value in self.constants.items() if ref in wanted}

@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
+import numpy as np
 
 from pipeline.errors import DelegateError
 
@@ -63,7 +64,7 @@ def of_code(code: int) -> mx.Dtype:
 def array_from_bytes(
     data: memoryview, shape: tuple[int, ...], name: str, what: str, read: Callable[[int], None] = lambda _: None
 ) -> mx.array:
-    """A row-major array of a copy of ``data``, which may be longer than needed, never shorter.
+    """A row-major array of a copy of ``data``, which may be longer than needed, never shorter. Evaluated.
 
     ``read`` is told the number of bytes after every piece that has been copied, at most ``PIECE_BYTES`` long.
     """
@@ -74,11 +75,17 @@ def array_from_bytes(
         raise DelegateError(
             f"{what} has {len(data)} bytes; its shape {list(shape)} of {name} needs {size_bytes}. The file is damaged."
         )
-    # Evaluated, it has a buffer of its own that nothing has read yet.
+    if 0 < size_bytes <= PIECE_BYTES:
+        # numpy, which has no bfloat16, is not needed to know the dtype: bytes are bytes.
+        copied = mx.array(np.frombuffer(data, np.uint8, size_bytes))
+        array = copied.view(dtype, stream=mx.cpu).reshape(shape, stream=mx.cpu)
+        mx.eval(array)
+        read(size_bytes)
+        return array
+    # More than that is never looked at at once. Evaluated, the array has a buffer that nothing has read yet.
     array = mx.zeros(shape, dtype, stream=mx.cpu)
     mx.eval(array)
     if size_bytes:
-        # numpy, which has no bfloat16, is not needed: bytes are bytes.
         buffer = memoryview(cast("Buffer", array)).cast("B")
         for start in range(0, size_bytes, PIECE_BYTES):
             piece = data[start : min(start + PIECE_BYTES, size_bytes)]

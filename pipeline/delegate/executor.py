@@ -16,6 +16,7 @@ from pipeline.delegate.arrays import Array, to_mlx
 from pipeline.delegate.body import Body, body_of
 from pipeline.delegate.constants import Constants
 from pipeline.delegate.fuse import fused as fused_body
+from pipeline.delegate.fuse import joined, row_by_row
 from pipeline.delegate.ops import OPERATORS, metal
 from pipeline.delegate.ops.attention import BoundCache, UpdateAndAttend
 from pipeline.delegate.ops.creation import check_allocation
@@ -23,6 +24,7 @@ from pipeline.delegate.ops.fused import OPERATORS as FUSED
 from pipeline.delegate.plan import FAILURES, Call, Operator, Slots, plan_chain
 from pipeline.delegate.replay import Replayed
 from pipeline.delegate.straight import StraightLine
+from pipeline.delegate.threads import tidied
 from pipeline.errors import DelegateError
 from pipeline.pte import Delegate, Method, PteFile, TensorValue, parse_mlx_payload
 from pipeline.pte.flatbuffer import quoted, shown
@@ -37,6 +39,11 @@ def find_method(pte: PteFile, name: str) -> Method:
         there_are = ", ".join(map(shown, pte.program.executable)) or "none to execute"
         raise DelegateError(f"{pte.path.name} has no method {quoted(name)}; it has {there_are}.")
     return method
+
+
+def is_gpu(device: mx.Device) -> bool:
+    """Whether graphs are executed there as a GPU gains from."""
+    return bool(device == mx.gpu)
 
 
 class Execution:
@@ -113,13 +120,15 @@ class MlxMethod:
         shared = Constants(pte) if constants is None else constants
         self._graph = shared.once((name, "graph"), lambda: parse_mlx_payload(delegate.payload))
         self._bind_signature(method, arguments)
+        tidied()
         with mx.stream(self.device):
             self._load(shared, name, fused)
 
     def _load(self, shared: Constants, name: str, fused: bool) -> None:
         graph = self._graph
         metal.refuse_elsewhere(graph, self.where)
-        operators: dict[str, Operator] = {**OPERATORS, "UpdateAndAttendNode": UpdateAndAttend(self._cache)}
+        attend = UpdateAndAttend(self._cache, on_cpu=fused and self.device == mx.cpu)
+        operators: dict[str, Operator] = {**OPERATORS, "UpdateAndAttendNode": attend}
         plan = plan_chain(graph, graph.main_chain, operators)
         prepare = partial(self._prepared, shared, operators, fused)
         self._fresh, constants, body = shared.once((name, fused, str(self.device)), prepare)
@@ -127,13 +136,25 @@ class MlxMethod:
         if body is None:
             self._run = self._node_by_node(plan, constants)
         else:
-            line = Replayed if self.device == mx.gpu else StraightLine
+            line = Replayed if is_gpu(self.device) else StraightLine
             self._run = line(body, {**operators, **FUSED})
 
     def _prepared(
         self, shared: Constants, operators: dict[str, Operator], fused: bool
     ) -> tuple[list[mx.array], list[mx.array], Body | None]:
         """What no call changes: fresh buffers, constants, and the body that is made of them where there is one."""
+        fresh, constants = self._initial(shared, operators)
+        body = body_of(self._graph, constants, self._output_slots) if fused else None
+        if body is None:
+            return fresh, constants, None
+        # The body holds those of the constants that it reads, and nothing else does.
+        constants.clear()
+        on_gpu = is_gpu(self.device)
+        body = fused_body(body, operators, on_gpu=on_gpu)
+        return fresh, [], joined(body) if on_gpu else row_by_row(body)
+
+    def _initial(self, shared: Constants, operators: dict[str, Operator]) -> tuple[list[mx.array], list[mx.array]]:
+        """Mutable buffers and constants after the init chain, evaluated."""
         graph = self._graph
         slots = Slots(graph.num_tensors, graph.num_values)
         slots.tensors[: graph.num_constant_tensors] = shared.of(graph, self.where)
@@ -144,11 +165,7 @@ class MlxMethod:
         constants = slots.tensors[: graph.num_constant_tensors]
         fresh = slots.tensors[graph.mutable_tids.start : graph.mutable_tids.stop]
         self.evaluated(mx.eval, constants, fresh)
-        body = body_of(graph, constants, self._output_slots) if fused else None
-        if body is None:
-            return fresh, constants, None
-        # The body holds those of the constants that it reads.
-        return fresh, [], fused_body(body, operators, on_gpu=self.device == mx.gpu)
+        return fresh, constants
 
     def __call__(self, *arrays: Array) -> list[mx.array]:
         """One execution, of MLX, numpy or torch arrays; outputs have the method's dtypes.
@@ -159,6 +176,7 @@ class MlxMethod:
 
     def begin(self, *arrays: mx.array) -> Execution:
         """One execution, recorded and neither computed nor committed. An open one is abandoned."""
+        tidied()
         if self.under_way is not None:
             self.under_way.abandon()
         self._check_inputs(arrays)

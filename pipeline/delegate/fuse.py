@@ -5,11 +5,13 @@ reference, or steps, of which the last has the results of the one replaced. What
 rule proves that it may be applied from what the graph says, and where it cannot, leaves the step alone.
 
 Two rules round differently from the graph as exported, both only on a GPU: rotary positions, computed there in float32
-and rounded once, and the product of an activation, of which one compiled kernel may keep intermediates in float32.
+and rounded once, and the product of an activation, of which one compiled kernel may keep intermediates in float32. On a
+CPU, float32 products may be summed in another order.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,12 +23,15 @@ from pipeline.delegate.body import IMPURE, Body, Ref, Step, resolved
 from pipeline.delegate.fold import folded
 from pipeline.delegate.ops.fused import OPERATORS as FUSED
 from pipeline.delegate.ops.quantized import check_packing
-from pipeline.delegate.plan import INT32_MAX, Operator
+from pipeline.delegate.plan import INT32_MAX, Operator, references
 from pipeline.delegate.shapes import Shapes
 from pipeline.errors import DelegateError
 from pipeline.pte import Tid, Vid
 
 FLOAT32_CODE = 6
+
+UNUSED_BYTES = 64 << 20
+"""As much freed memory stays with MLX while matrices are joined."""
 
 
 class Made:
@@ -260,9 +265,11 @@ def quantized_product(step: Step, made: Made) -> list[Step] | None:
 def side_by_side(body: Body) -> Body:
     """Products of one array with several constant matrices are one product with all their columns, cut up again.
 
-    Query, key and value, and gate and up: at one token a GPU spends its time on starting kernels. The matrices are
-    copied once, at load. Each column is the same sum.
+    Query, key and value, and gate and up: at one token a GPU spends its time on starting kernels. Each column is the
+    same sum. A matrix is taken out of the given body when its columns have been copied, so that no more than one group
+    of them is in memory twice, if nobody else holds it.
     """
+    reads = Counter([ref for step in body.steps for ref in step.reads()] + list(body.results))
     groups: dict[tuple[Ref, Any, int], list[Step]] = {}
     for step in body.steps:
         if step.name == "AddmmNode" and step.fields["bias"] is None:
@@ -270,27 +277,36 @@ def side_by_side(body: Body) -> Body:
             if weight is not None and weight.ndim == 2:
                 groups.setdefault((step.fields["mat1"], weight.dtype, weight.shape[0]), []).append(step)
     fresh = body.fresh()
-    constants = dict(body.constants)
+    constants = body.constants
     instead: dict[Ref, list[Step]] = {}
+    num_let_go = 0
     for (x, _, _), group in groups.items():
         if len(group) < 2:
             continue
-        weights = [constants[step.fields["mat2"]] for step in group]
-        # The rows of a file's weight are these columns: kept together, as they were.
-        joined = mx.concatenate([weight.T for weight in weights], axis=0).T
-        mx.eval(joined)
         columns, product = Tid(next(fresh)), Tid(next(fresh))
+        matrices = [step.fields["mat2"] for step in group]
+        cuts = {"x": product, "sizes": tuple(constants[ref].shape[1] for ref in matrices), "axis": -1}
+        # The rows of a file's weight are these columns: kept together, as they were.
+        joined = mx.concatenate([constants[ref].T for ref in matrices], axis=0).T
+        mx.eval(joined)
         constants[columns] = joined
+        for ref in {ref for ref in matrices if reads[ref] == matrices.count(ref)}:
+            num_let_go += constants.pop(ref).nbytes
+        if num_let_go > UNUSED_BYTES:
+            # A GPU's freed memory would stay with MLX, of sizes that nobody asks for again.
+            mx.clear_cache()
+            num_let_go = 0
         first = group[0]
         outs = tuple(step.out for step in group)
-        cuts = {"x": product, "sizes": tuple(weight.shape[1] for weight in weights), "axis": -1}
         instead |= {step.out: [] for step in group}
         instead[first.out] = [
             replace(first, fields={**first.fields, "mat1": x, "mat2": columns}, outs=(product,)),
             Step("SplitNode", cuts, outs, first.place, several=True),
         ]
+    if num_let_go:
+        mx.clear_cache()
     steps = [each for step in body.steps for each in instead.get(step.outs[0], [step])]
-    return replace(body, constants=constants).with_steps(steps, {})
+    return body.with_steps(steps, {})
 
 
 def rotated_together(body: Body) -> Body:
@@ -359,15 +375,44 @@ def fused(body: Body, operators: Mapping[str, Operator], *, on_gpu: bool) -> Bod
     body = folded(body, operators)
     for rule in (*EXACT, *(ON_GPU if on_gpu else ON_CPU)):
         body = _applied(rule, body)
-    body = _shared(folded(_shared(body), {**operators, **FUSED}))
-    return rotated_together(side_by_side(body)) if on_gpu else body
+    return _shared(folded(_shared(body), {**operators, **FUSED}))
+
+
+def row_by_row(body: Body) -> Body:
+    """Float32 matrices that only products read, laid out in memory as they are multiplied. Uses the given body up.
+
+    A file keeps a layer's weight as the columns of that matrix. A plain BLAS, which is what MLX's CPU build has on
+    Linux, takes half as long again for columns; for Apple's it is all one. A head that is tied to an embedding, whose
+    rows are looked up, stays as it is: it would be in memory twice.
+    """
+    if sys.platform == "darwin":
+        return body
+    by_product = {ref for step in body.steps if step.name == "AddmmNode" for ref in references(step.fields["mat2"])}
+    others = {
+        ref for step in body.steps for name, field in step.fields.items() if name != "mat2" for ref in references(field)
+    }
+    others.update(body.results)
+    looked_up = {tuple(body.constants[ref].shape) for ref in others if isinstance(body.constants.get(ref), mx.array)}
+    for ref in by_product - others:
+        matrix = body.constants.get(ref)
+        if matrix is None or matrix.ndim != 2 or matrix.dtype != mx.float32:
+            continue
+        if matrix.shape[::-1] not in looked_up:
+            body.constants[ref] = matrix = mx.contiguous(matrix)
+            mx.eval(matrix)
+    return body
+
+
+def joined(body: Body) -> Body:
+    """What a GPU gains from on top: fewer and larger products and rotations. Uses the given body up."""
+    return rotated_together(side_by_side(body))
 
 
 def _applied(rule: Rule, body: Body) -> Body:
     made = Made(body)
     aliases: dict[Ref, Ref] = {}
     steps: list[Step] = []
-    for step in body.with_steps(list(body.steps), {}).steps:
+    for step in body.steps:
         step = _through(step, aliases)
         instead = rule(step, made)
         if isinstance(instead, Tid | Vid):

@@ -24,7 +24,7 @@ class Program:
 
     Constants are read when a method needs them, once for all methods and instances, and stay as long as the program
     does. ``device`` is where methods run unless told otherwise, MLX's default device unless given. One thread at a time
-    may use a program and its methods.
+    may use a program and its methods, and threads may take turns.
     """
 
     def __init__(self, pte: PteFile, data: Iterable[PtdFile] = (), *, device: mx.Device | None = None) -> None:

@@ -8,8 +8,9 @@ keep a record for every length of a text.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -111,7 +112,7 @@ def _in_runs(body: Body, operators: Mapping[str, Operator]) -> tuple[Body, dict[
         constants = {ref: body.constants[ref] for ref in inside if ref in body.constants}
         part = Body(steps=tuple(run), inputs=given, results=outs, constants=constants, shapes={})
         name = f"Replay{len(replays) - len(operators)}"
-        replays[name] = _replay(StraightLine(part, operators))
+        replays[name] = _Replay(StraightLine(part, operators))
         steps.append(Step(name, {"arrays": given}, outs, run[0].place, several=True))
     return replace(body, steps=tuple(steps)), replays
 
@@ -120,11 +121,19 @@ def _is_pure(step: Step) -> bool:
     return step.name in PURE and not any(isinstance(ref, Vid) for ref in (*step.reads(), *step.outs))
 
 
-def _replay(line: StraightLine) -> Callable[..., list[mx.array]]:
-    # Captured constants are no inputs: MLX keeps them with the record.
-    compiled = mx.compile(lambda *arrays: line(*arrays))
+class _Replay:
+    """A body's steps as one operator that is recorded once in every thread."""
 
-    def replay(arrays: tuple[mx.array, ...]) -> list[mx.array]:
+    def __init__(self, line: StraightLine) -> None:
+        self._line = line
+        self._of_thread = threading.local()
+
+    def __call__(self, arrays: tuple[mx.array, ...]) -> list[mx.array]:
+        compiled = getattr(self._of_thread, "compiled", None)
+        if compiled is None:
+            # MLX finds a record by the function's address, and when that goes, drops it in the thread that called it
+            # last: in another, it would be replayed for whatever function comes to have the address. Captured constants
+            # are no inputs: MLX keeps them with the record.
+            line = self._line
+            compiled = self._of_thread.compiled = mx.compile(lambda *arrays: line(*arrays))
         return list(compiled(*arrays))
-
-    return replay

@@ -49,8 +49,12 @@ MEANT_FOR_OTHERS = frozenset({"logits_to_keep"})
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """One call of attention, as the model made it, and the cache that it writes or reads."""
+    """One call of attention, as the model made it, and the cache that it writes or reads.
 
+    ``layer`` is what the layer that made it calls itself; some have no number.
+    """
+
+    layer: int | None
     cache_id: int
     num_kv_heads: int
     head_dim: int
@@ -228,7 +232,13 @@ def off_graph_attention(
     head_dim = held_key.shape[-1]
     if observation is not None:
         observation.calls.append(
-            AttentionCall(cache_id=cache_id, num_kv_heads=key.shape[1], head_dim=head_dim, window=window)
+            AttentionCall(
+                layer=getattr(module, "layer_idx", None),
+                cache_id=cache_id,
+                num_kv_heads=key.shape[1],
+                head_dim=head_dim,
+                window=window,
+            )
         )
         return _zeros(query, value), None
 

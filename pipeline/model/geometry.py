@@ -19,8 +19,15 @@ from pipeline.model.forward import OffGraphForward, failures_explained
 def geometry_of(model: Any) -> tuple[CacheGeometry, ...]:
     """The caches in the order of their ids, which is that of their first write in a forward pass.
 
-    Raises ExportError when attention does not go through the registered implementation, or asks for more than the
-    off-graph cache can give.
+    Raises ExportError as ``attention_calls`` and ``caches_of`` do.
+    """
+    return caches_of(attention_calls(model), model)
+
+
+def attention_calls(model: Any) -> list[AttentionCall]:
+    """Every call of attention in one forward pass, in order.
+
+    Raises ExportError when attention asks for more than the off-graph cache can give.
     """
     import torch
 
@@ -28,19 +35,16 @@ def geometry_of(model: Any) -> tuple[CacheGeometry, ...]:
     tokens = torch.arange(3)
     with observed() as observation, torch.no_grad(), failures_explained(model):
         OffGraphForward(model)(tokens[None], tokens)
-    return _geometries(observation.calls, model.config.get_text_config().model_type)
+    return observation.calls
 
 
-def within_context(caches: Sequence[CacheGeometry], max_context_len: int) -> tuple[CacheGeometry, ...]:
-    """The same caches for texts of at most ``max_context_len`` tokens: a window that none of them outgrows is none.
+def caches_of(calls: Sequence[AttentionCall], model: Any) -> tuple[CacheGeometry, ...]:
+    """The caches that the calls write, in the order of their ids.
 
-    A runtime allocates a window's ring whole: those of Phi-4-mini, 262144 positions in every layer, would take 34 GB
-    that no text ever fills.
+    Raises ExportError when attention does not go through the registered implementation, or layers that share a cache
+    attend with different windows.
     """
-    return tuple(replace(cache, window=0) if cache.window >= max_context_len else cache for cache in caches)
-
-
-def _geometries(calls: list[AttentionCall], model_type: str) -> tuple[CacheGeometry, ...]:
+    model_type = model.config.get_text_config().model_type
     if not calls:
         raise ExportError(
             f"model type '{model_type}': none of its attention goes through Transformers' attention interface, where "
@@ -57,3 +61,12 @@ def _geometries(calls: list[AttentionCall], model_type: str) -> tuple[CacheGeome
                 "cache."
             )
     return tuple(caches[cache_id] for cache_id in range(len(caches)))
+
+
+def within_context(caches: Sequence[CacheGeometry], max_context_len: int) -> tuple[CacheGeometry, ...]:
+    """The same caches for texts of at most ``max_context_len`` tokens: a window that none of them outgrows is none.
+
+    A runtime allocates a window's ring whole: those of Phi-4-mini, 262144 positions in every layer, would take 34 GB
+    that no text ever fills.
+    """
+    return tuple(replace(cache, window=0) if cache.window >= max_context_len else cache for cache in caches)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from struct import unpack_from
 from typing import Any
 
-from pipeline.pte import program
+from pipeline.pte import program_tables
 from pipeline.pte.program import Program
 from pipeline.pte.segments import Head, SegmentedFile
 
@@ -35,8 +35,8 @@ class PteFile(SegmentedFile):
         return self._fitting(program_size, base, data_size)
 
     def _decoded(self, tables: memoryview) -> dict[str, Any]:
-        decoded: dict[str, Any] = program.SCHEMA.decode("Program", tables, self._name)
+        decoded: dict[str, Any] = program_tables.SCHEMA.decode("Program", tables, self._name)
         return decoded
 
     def _read(self, tables: dict[str, Any]) -> None:
-        self.program = program.build(tables, self.segment, self._name)
+        self.program = program_tables.build(tables, self.segment, self._name)

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, ldexp, nan
 from struct import unpack
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """``size_bytes`` is 0 where elements are smaller than a byte; ``code`` is a ``struct`` code."""
+    """``size_bytes`` is what ExecuTorch counts for an element; ``code`` a ``struct`` code, of each half if complex."""
 
     name: str
     size_bytes: int
@@ -28,16 +29,16 @@ BY_CODE: dict[int, DType] = {
     5: DType("float16", 2, "e"),
     6: DType("float32", 4, "f"),
     7: DType("float64", 8, "d"),
-    8: DType("complex32", 4),
-    9: DType("complex64", 8),
-    10: DType("complex128", 16),
+    8: DType("complex32", 4, "e"),
+    9: DType("complex64", 8, "f"),
+    10: DType("complex128", 16, "d"),
     11: DType("bool", 1, "?"),
     12: DType("qint8", 1, "b"),
     13: DType("quint8", 1, "B"),
     14: DType("qint32", 4, "i"),
     15: DType("bfloat16", 2),
-    16: DType("quint4x2", 0),
-    17: DType("quint2x4", 0),
+    16: DType("quint4x2", 1, "B"),
+    17: DType("quint2x4", 1, "B"),
     18: DType("bits1x8", 1, "B"),
     19: DType("bits2x4", 1, "B"),
     20: DType("bits4x2", 1, "B"),
@@ -55,9 +56,16 @@ BY_CODE: dict[int, DType] = {
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in BY_CODE.values()}
 
 
-def numbers(dtype: DType, data: memoryview) -> list[int] | list[float] | list[bool] | None:
-    """The elements in ``data`` as Python numbers, or ``None`` for complex and sub-byte types."""
-    count = len(data) // dtype.size_bytes if dtype.size_bytes else 0
+def numbers(dtype: DType, data: memoryview) -> list[Any]:
+    """The elements in ``data`` as Python numbers.
+
+    A complex one is ``[real, imaginary]``; one of bits, or of several packed into a byte, is the unsigned number in its
+    bytes; a quantized one is the stored integer.
+    """
+    count = len(data) // dtype.size_bytes
+    if dtype.name.startswith("complex"):
+        halves = unpack(f"<{2 * count}{dtype.code}", data)
+        return [list(pair) for pair in zip(halves[0::2], halves[1::2], strict=True)]
     if dtype.code:
         return list(unpack(f"<{count}{dtype.code}", data))
     if dtype.name == "bfloat16":
@@ -65,9 +73,7 @@ def numbers(dtype: DType, data: memoryview) -> list[int] | list[float] | list[bo
         widened[2::4] = data[0::2]
         widened[3::4] = data[1::2]
         return list(unpack(f"<{count}f", widened))
-    if dtype.name.startswith("float8"):
-        return [_float8(byte, dtype.name) for byte in data]
-    return None
+    return [_float8(byte, dtype.name) for byte in data]
 
 
 def _float8(byte: int, name: str) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import PteError
 from pipeline.pte import dtypes
 from pipeline.pte.flatbuffer import Schema, quoted
-from pipeline.pte.program import MAX_RANK
+from pipeline.pte.program_tables import MAX_RANK
 from pipeline.pte.segments import Head, SegmentedFile
 
 HEADER_MAGIC = b"FH01"

@@ -4,8 +4,9 @@ Knows the wire format: tables and their vtables, scalars, structs, strings, vect
 Does not know any particular file. A schema names what to read, and every offset, length,
 count and vtable is checked against the buffer before it is used, so damaged or hostile bytes
 end in a ``PteError`` that says which table and field was wrong. Schemas cannot be recursive,
-which bounds the depth; a budget proportional to the buffer bounds work and memory even when
-tables are shared to make a small file unfold into a huge one.
+which bounds the depth. Everything that is made of the buffer is paid for out of a budget of
+memory, which follows the size of the buffer up to ``MAX_MEMORY_BYTES`` and bounds the work
+too: tables may be shared, so that a small file could unfold into a huge one.
 
 A table is declared by its fields in vtable order, ``name:type`` separated by spaces::
 
@@ -15,6 +16,7 @@ A table is declared by its fields in vtable order, ``name:type`` separated by sp
 ``u8 i8 i16 … u64 f32 f64 bool``      scalars; absent means ``=default``, else 0
 ``str``                              UTF-8 text
 ``bytes``                            a ``[ubyte]`` vector as a view, not copied
+``blob``                             the same as ``bytes`` of its own, for what is small
 ``[X]`` ``[X?]``                     vector; ``?`` inside allows null entries
 a table, struct or union name        a union takes two vtable slots and reads as
                                      ``(member name, value)``, or ``None`` for NONE
@@ -34,8 +36,21 @@ from typing import Any, Protocol
 from pipeline.errors import PteError
 
 MAX_VECTOR_LENGTH = 1_000_000
-MAX_TABLES = 1_000_000
-MAX_WORK_BYTES = 1 << 26
+MAX_MEMORY_BYTES = 1 << 27
+MIN_MEMORY_BYTES = 1 << 20
+MEMORY_PER_BYTE = 100
+"""Of the buffer; files that executorch writes need up to 20."""
+
+# What CPython takes for an object, rounded up: a view, a string or tuple without its items, a table's dict, a field.
+_VIEW_BYTES = 200
+_EMPTY_BYTES = 64
+_TABLE_BYTES = 200
+_FIELD_BYTES = 48
+_NUMBER_BYTES = 32
+# What it takes to learn how to read the tables of one vtable; builders make few. Time is paid for as well.
+_PLAN_BYTES = 4096
+# A character of any plane in a string takes four for all.
+_CHARACTER_BYTES = 4
 
 _U16 = Struct("<H").unpack_from
 _U32 = Struct("<I").unpack_from
@@ -77,23 +92,29 @@ class Malformed(Exception):  # noqa: N818 - becomes a PteError before anyone see
         self.path: list[str] = []
 
 
+class Budget:
+    """Memory that several buffers may take together: those of one file, say."""
+
+    def __init__(self, num_bytes: int = MAX_MEMORY_BYTES) -> None:
+        self.left = num_bytes
+
+
 class _Cursor:
     """One buffer being decoded: its bytes, what may still be spent, what was seen before."""
 
-    __slots__ = ("data", "plans", "size", "strings", "tables", "work")
+    __slots__ = ("data", "left", "plans", "size", "strings")
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, budget: Budget) -> None:
         self.data = data
         self.size = len(data)
-        self.work = min(8 * self.size, MAX_WORK_BYTES) + 4096
-        self.tables = MAX_TABLES
+        self.left = min(MEMORY_PER_BYTE * self.size + MIN_MEMORY_BYTES, budget.left)
         self.plans: dict[tuple[_Table, int], _Plan] = {}
         self.strings: dict[int, str] = {}
 
     def spend(self, num_bytes: int) -> None:
-        self.work -= num_bytes
-        if self.work < 0:
-            raise Malformed("unfolds into far more data than the buffer holds")
+        self.left -= num_bytes
+        if self.left < 0:
+            raise Malformed(f"unfolds into more than a reader should hold of {self.size} bytes")
 
     def follow(self, pos: int) -> int:
         """The absolute position an offset at ``pos`` points to, with four readable bytes there."""
@@ -116,10 +137,15 @@ class _Cursor:
 
 
 class _Type(Protocol):
-    """Something that can be read from ``size`` bytes already known to lie inside the buffer."""
+    """Something that can be read from ``size`` bytes already known to lie inside the buffer.
+
+    ``cost`` is the memory of the value beside its place in a tuple; 0 where reading pays for it.
+    """
 
     @property
     def size(self) -> int: ...
+    @property
+    def cost(self) -> int: ...
     def read(self, cur: _Cursor, pos: int) -> Any: ...
 
 
@@ -128,6 +154,8 @@ class _Scalar:
         self.code = code
         layout = Struct("<" + code)
         self.size = layout.size
+        # The numbers a byte can hold exist once in CPython.
+        self.cost = _NUMBER_BYTES if layout.size > 1 else 0
         self._unpack = layout.unpack_from
 
     def read(self, cur: _Cursor, pos: int) -> Any:
@@ -138,6 +166,7 @@ class _Id:
     """A struct of a single u32."""
 
     size = 4
+    cost = _FIELD_BYTES
 
     def __init__(self, make: Make) -> None:
         self._make = make
@@ -148,13 +177,14 @@ class _Id:
 
 class _String:
     size = 4
+    cost = 0
 
     def read(self, cur: _Cursor, pos: int) -> str:
         start, length = cur.vector(pos, 1, cur.size)
         known = cur.strings.get(start)
         if known is not None:
             return known
-        cur.spend(length)
+        cur.spend(2 * _EMPTY_BYTES + _CHARACTER_BYTES * length)
         try:
             text = str(cur.data[start : start + length], "utf-8")
         except UnicodeDecodeError as error:
@@ -165,26 +195,40 @@ class _String:
 
 class _Bytes:
     size = 4
+    cost = 0
 
     def read(self, cur: _Cursor, pos: int) -> memoryview:
         start, length = cur.vector(pos, 1, cur.size)
+        cur.spend(_VIEW_BYTES)
         return cur.data[start : start + length]
+
+
+class _Blob:
+    size = 4
+    cost = 0
+
+    def read(self, cur: _Cursor, pos: int) -> bytes:
+        start, length = cur.vector(pos, 1, cur.size)
+        cur.spend(_EMPTY_BYTES + length)
+        return bytes(cur.data[start : start + length])
 
 
 class _ScalarVector:
     size = 4
+    cost = 0
 
     def __init__(self, item: _Scalar) -> None:
         self._item = item
 
     def read(self, cur: _Cursor, pos: int) -> tuple[Any, ...]:
         start, count = cur.vector(pos, self._item.size)
-        cur.spend(4 + count * self._item.size)
+        cur.spend(_EMPTY_BYTES + count * (8 + self._item.cost))
         return unpack_from(f"<{count}{self._item.code}", cur.data, start)
 
 
 class _Vector:
     size = 4
+    cost = 0
 
     def __init__(self, item: _Type, nullable: bool) -> None:
         self._item = item
@@ -193,7 +237,7 @@ class _Vector:
     def read(self, cur: _Cursor, pos: int) -> tuple[Any, ...]:
         item = self._item
         start, count = cur.vector(pos, item.size)
-        cur.spend(4 + count * item.size)
+        cur.spend(_EMPTY_BYTES + count * (8 + item.cost))
         values: list[Any] = []
         at = start
         try:
@@ -224,10 +268,12 @@ class _Field:
 
 class _Table:
     size = 4
+    cost = 0
 
     def __init__(self, name: str, fields: Sequence[_Field], make: Make | None) -> None:
         self.name = name
         self._fields = fields
+        self._bytes = _TABLE_BYTES + _FIELD_BYTES * len(fields)
         self._make = make
 
     def read(self, cur: _Cursor, pos: int) -> Any:
@@ -238,10 +284,7 @@ class _Table:
         size, absent, present = cur.plans.get((self, vtable)) or self._plan(cur, vtable)
         if at + size > cur.size:
             raise Malformed(f"is a {self.name} of {size} bytes at byte {at} of {cur.size}")
-        cur.tables -= 1
-        if cur.tables < 0:
-            raise Malformed(f"is one table too many; at most {MAX_TABLES} are read")
-        cur.spend(size)
+        cur.spend(self._bytes)
         values = absent.copy()
         name = ""
         try:
@@ -267,6 +310,7 @@ class _Table:
                 raise Malformed(f"has {self.name} field {slot} at byte {offset} of a {size}-byte table")
             return offset
 
+        cur.spend(_PLAN_BYTES)
         present: list[tuple[str, Callable[[_Cursor, int], Any], int]] = []
         for field in self._fields:
             if isinstance(field.kind, _Union):
@@ -325,16 +369,19 @@ class Schema:
         self._union_sources = unions or {}
         self._make = make or {}
         self._types: dict[str, _Type] = {name: _Scalar(code) for name, code in _SCALARS.items()}
-        self._types |= {"str": _String(), "bytes": _Bytes()}
+        self._types |= {"str": _String(), "bytes": _Bytes(), "blob": _Blob()}
         self._types |= {name: _Id(made) for name, made in (ids or {}).items()}
         self._open: set[str] = set()
 
-    def decode(self, root: str, data: memoryview, where: str) -> Any:
+    def decode(self, root: str, data: memoryview, where: str, budget: Budget | None = None) -> Any:
         """The table ``root`` that ``data`` starts with, its fields as a ``dict`` in schema order.
 
-        Raises ``PteError``, in the words of ``where``, on any byte that does not fit.
+        Raises ``PteError``, in the words of ``where``, on any byte that does not fit. ``budget`` is one that other
+        buffers are paid for as well.
         """
-        cur = _Cursor(data)
+        budget = budget or Budget()
+        cur = _Cursor(data, budget)
+        given = cur.left
         table = self._type(root)
         assert isinstance(table, _Table), f"{root} is not a table"
         try:
@@ -344,6 +391,8 @@ class Schema:
         except Malformed as wrong:
             path = root + "".join(reversed(wrong.path))
             raise PteError(f"{where}: {path} {wrong.what}. The file is damaged; build or copy it again.") from None
+        finally:
+            budget.left -= given - cur.left
 
     def _type(self, name: str) -> _Type:
         known = self._types.get(name)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pipeline.errors import PteError
 from pipeline.pte import dtypes
-from pipeline.pte.flatbuffer import Malformed, Schema, quoted
+from pipeline.pte.flatbuffer import Budget, Malformed, Schema, quoted
 from pipeline.pte.mlx_ops import OPS
 
 HEADER_BYTES = 24
@@ -165,7 +165,7 @@ def _meta(values: dict[str, Any]) -> TensorMeta:
     if len(shape) > MAX_RANK:
         raise Malformed(f"has rank {len(shape)}; at most {MAX_RANK} is supported")
     if order and order != tuple(range(len(shape))):
-        raise Malformed(f"has dim_order {list(order)}; expected row-major")
+        raise Malformed(f"has dim_order {list(order[: MAX_RANK + 1])}; expected row-major")
     return TensorMeta(shape, dtype.name)
 
 
@@ -219,7 +219,22 @@ SCHEMA = Schema(
 )
 
 
-def parse_mlx_payload(payload: memoryview, name: str = "MLX payload") -> MlxGraph:
+class MlxGraphs:
+    """The graphs of one file's MLX delegates, each read when it is first asked for and paid for out of one budget."""
+
+    def __init__(self) -> None:
+        self._budget = Budget()
+        # The payload is kept with its graph: what is gone could lend its id to another.
+        self._read: dict[int, tuple[memoryview, MlxGraph]] = {}
+
+    def of(self, payload: memoryview, name: str = "MLX payload") -> MlxGraph:
+        """As ``parse_mlx_payload``; delegates that share a payload share its graph."""
+        if id(payload) not in self._read:
+            self._read[id(payload)] = payload, parse_mlx_payload(payload, name, self._budget)
+        return self._read[id(payload)][1]
+
+
+def parse_mlx_payload(payload: memoryview, name: str = "MLX payload", budget: Budget | None = None) -> MlxGraph:
     """The graph in a delegate's payload. Raises ``PteError``, opening with ``name``, on anything unsound."""
     if len(payload) < HEADER_BYTES or bytes(payload[4:8]) != MAGIC:
         raise PteError(
@@ -232,7 +247,7 @@ def parse_mlx_payload(payload: memoryview, name: str = "MLX payload") -> MlxGrap
             f"{name}: its graph ends at byte {end} of {len(payload)}; expected more than {HEADER_BYTES} and no "
             "more than there are. The file is damaged; build or copy it again."
         )
-    tables = SCHEMA.decode("MLXGraph", payload[HEADER_BYTES:end], name)
+    tables = SCHEMA.decode("MLXGraph", payload[HEADER_BYTES:end], name, budget)
     return _Checked(name, tables).graph()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -39,11 +40,18 @@ class Shapes:
 
     ``equal`` are (tensor id, axis) of inputs which the caller knows to be of one size.
     ``attends`` lists the cache calls, the main chain's first and in order; ``outputs`` the shapes
-    the main chain leaves in each slot of the graph's output map (``None`` for values).
+    the main chain leaves in each slot of the graph's output map (``None`` for values). ``seen`` is told of every
+    instruction when what it leaves is known, with its chain and its place there; the same place may come twice.
     """
 
-    def __init__(self, graph: MlxGraph, equal: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        graph: MlxGraph,
+        equal: Sequence[tuple[int, int]] = (),
+        seen: Callable[[Shapes, Sequence[Node], int], None] | None = None,
+    ) -> None:
         self.attends: list[Attend] = []
+        self._seen = seen
         self._graph = graph
         self._equal = equal
         self._values: dict[int, Size] = {}
@@ -53,14 +61,16 @@ class Shapes:
         if graph.init_chain is not None:
             self._run(graph.chains[graph.init_chain])
         self._constants = self._shapes
-        self._shapes = self._described((*graph.input_tids, *graph.mutable_tids))
+        self._shapes = self._described(graph.input_tids) | self._described(graph.mutable_tids)
         self._run(graph.chains[graph.main_chain])
         self.outputs = [self.tensor(Tid(slot.idx)) if slot.kind == "tensor" else None for slot in graph.output_map]
         self._run_nested()
 
     def _described(self, tids: Iterable[int]) -> dict[int, Shape]:
+        """Of ascending ids; a graph may have far more tensors than it describes."""
         shapes: dict[int, Shape] = {}
-        for tid in tids:
+        described = len(self._graph.tensor_meta)
+        for tid in takewhile(lambda tid: tid < described, tids):
             meta = self._graph.meta(tid)
             if meta is not None:
                 shapes[tid] = tuple(
@@ -74,9 +84,11 @@ class Shapes:
         return f"{first[0]}.{first[1]}"
 
     def _run(self, chain: Sequence[Node]) -> None:
-        for node in chain:
+        for place, node in enumerate(chain):
             rule = _RULES.get(node.name)
             self._store(node, None if rule is None else rule(self, node.fields))
+            if self._seen is not None:
+                self._seen(self, chain, place)
             for name in NESTED_CHAINS.get(node.name, ()):
                 # What a nested chain leaves behind depends on the run.
                 self._pending.append(node.fields[name])

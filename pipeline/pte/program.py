@@ -1,93 +1,29 @@
-"""What an ExecuTorch program says: its methods, their values, and the constants they publish.
-
-Knows the program schema and what its fields mean together. Does not know files: the container
-hands over the flatbuffer and a way to reach segments. Nothing here runs a program.
+"""What an ExecuTorch program is: its methods, their values, and the constants they publish. Nothing here runs one.
 
 A **constant method** has no inputs and no instructions; it publishes what its outputs hold::
 
     Int -> int   Bool -> bool   Double -> float   String -> str   nothing -> None
     a tensor     -> {"dtype": "int32", "sizes": [30], "values": [0, 128, ...]}
+    a list value -> list of these
     several outputs -> list of these; none -> []
 
 A Python list published at export time arrives as one output per element, so a list of one
-reads as the bare element.
+reads as the bare element. A tensor's values are in the order of its sizes, whatever its layout
+in memory; what they are for unusual dtypes says ``dtypes``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from pipeline.errors import PteError
 from pipeline.pte import dtypes
-from pipeline.pte.flatbuffer import Schema, quoted
+from pipeline.pte.flatbuffer import quoted
 
-MAX_RANK = 16
-
-_VALUES = (
-    "Null",
-    "Int",
-    "Bool",
-    "Double",
-    "Tensor",
-    "String",
-    "IntList",
-    "DoubleList",
-    "BoolList",
-    "TensorList",
-    "OptionalTensorList",
-)
-_INSTRUCTIONS = {
-    "KernelCall": "kernel_call",
-    "DelegateCall": "delegate_call",
-    "MoveCall": "move",
-    "JumpFalseCall": "jump_false",
-    "FreeCall": "free",
-}
-
-SCHEMA = Schema(
-    {
-        "Program": "version:u32 execution_plan:[ExecutionPlan]? constant_buffer:[Buffer]? "
-        "backend_delegate_data:[InlineData]? segments:[DataSegment]? constant_segment:SubsegmentOffsets? "
-        "_ named_data:[NamedData]?",
-        "ExecutionPlan": "name:str _ values:[EValue]? inputs:[i32]? outputs:[i32]? chains:[Chain]? "
-        "operators:[Operator]? delegates:[BackendDelegate]? _ _",
-        "Buffer": "storage:bytes?",
-        "InlineData": "data:bytes?",
-        "DataSegment": "offset:u64 size:u64",
-        "SubsegmentOffsets": "segment_index:u32 offsets:[u64]?",
-        "NamedData": "key:str segment_index:u32",
-        "EValue": "val:KernelTypes",
-        "Null": "",
-        "Int": "int_val:i64",
-        "Bool": "bool_val:bool",
-        "Double": "double_val:f64",
-        "String": "string_val:str",
-        "IntList": "items:[i64]?",
-        "DoubleList": "items:[f64]?",
-        "BoolList": "items:[bool]?",
-        "TensorList": "items:[i32]?",
-        "OptionalTensorList": "items:[i32]?",
-        "Tensor": "scalar_type:i8 storage_offset:i32 sizes:[i32]? dim_order:[u8]? _ data_buffer_idx:u32 "
-        "allocation_info:AllocationDetails? _ shape_dynamism:i8 extra_tensor_info:ExtraTensorInfo?",
-        "AllocationDetails": "_ _ _",
-        "ExtraTensorInfo": "_ fully_qualified_name:str? location:i8 _ _",
-        "Chain": "_ _ instructions:[Instruction]? _",
-        "Instruction": "instr_args:InstructionArguments",
-        "KernelCall": "op_index:i32 args:[i32]?",
-        "DelegateCall": "delegate_index:i32 args:[i32]?",
-        "MoveCall": "move_from:i32 move_to:i32",
-        "JumpFalseCall": "cond_value_index:i32 destination_instruction:i32",
-        "FreeCall": "value_index:i32",
-        "Operator": "name:str overload:str?",
-        "BackendDelegate": "id:str processed:DataReference compile_specs:[CompileSpec]?",
-        "DataReference": "location:i8 index:u32",
-        "CompileSpec": "key:str value:bytes?",
-    },
-    unions={"KernelTypes": _VALUES, "InstructionArguments": list(_INSTRUCTIONS)},
-)
+MAX_PUBLISHED = 1 << 16
+"""Numbers that all constant methods publish together; a text of 256 characters counts as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +64,33 @@ class ListValue:
 
 @dataclass(frozen=True, slots=True)
 class TensorValue:
-    """``sizes`` are upper bounds when ``dynamic``; ``data`` holds a constant's bytes, else ``None``."""
+    """``sizes`` are upper bounds when ``dynamic``, and nothing to go by when ``unbounded`` as well.
+
+    ``data`` holds a constant's bytes, and ``constant`` is their number among the program's; ``key`` names bytes in a
+    file beside it; ``initial`` is what a mutable tensor starts with. A ``planned`` tensor has its place in the memory
+    that the method asks for. ``name`` is what the model calls it, where that is kept.
+    """
 
     dtype: str
     sizes: tuple[int, ...]
     dynamic: bool
     data: memoryview | None = None
     dim_order: tuple[int, ...] = ()
+    constant: int | None = None
+    key: str | None = None
+    unbounded: bool = False
+    initial: memoryview | None = None
+    name: str | None = None
+    planned: bool = False
 
     @property
     def row_major(self) -> bool:
         return self.dim_order in ((), tuple(range(len(self.sizes))))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of ``sizes``, so the most that a dynamic tensor takes."""
+        return prod(self.sizes) * dtypes.BY_NAME[self.dtype].size_bytes
 
 
 Value = NoneValue | IntValue | BoolValue | DoubleValue | StringValue | ListValue | TensorValue
@@ -146,11 +98,15 @@ Value = NoneValue | IntValue | BoolValue | DoubleValue | StringValue | ListValue
 
 @dataclass(frozen=True, slots=True)
 class Delegate:
-    """A backend's share of a method: ``payload`` is whatever that backend wrote."""
+    """A backend's share of a method: ``payload`` is whatever that backend wrote, in ``segment`` or in the tables.
+
+    Delegates that share a payload have the same object.
+    """
 
     id: str
     payload: memoryview
     compile_specs: tuple[tuple[str, bytes], ...] = ()
+    segment: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +126,10 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One entry point. ``input_ids`` and ``output_ids`` index ``values``; the chains are joined."""
+    """One entry point. ``input_ids`` and ``output_ids`` index ``values``; the chains are joined.
+
+    ``planned_bytes`` are the sizes of the buffers that a runtime provides for what is neither constant nor given.
+    """
 
     name: str
     values: tuple[Value, ...]
@@ -178,6 +137,7 @@ class Method:
     output_ids: tuple[int, ...]
     instructions: tuple[Instruction, ...]
     delegates: tuple[Delegate, ...]
+    planned_bytes: tuple[int, ...] = ()
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -189,16 +149,33 @@ class Method:
 
     @property
     def is_constant(self) -> bool:
-        return not self.instructions and not self.input_ids and all(_is_constant(value) for value in self.outputs)
+        # Each value once: any number of outputs may be one long list.
+        outputs = (self.values[i] for i in set(self.output_ids))
+        return not self.instructions and not self.input_ids and all(map(self._is_constant, outputs))
+
+    def _is_constant(self, value: Value) -> bool:
+        if isinstance(value, ListValue) and value.kind not in ("double", "bool"):
+            items = (self.values[int(i)] for i in set(value.items) - {-1})
+            return all(not isinstance(item, ListValue) and self._is_constant(item) for item in items)
+        return not isinstance(value, TensorValue) or value.data is not None
+
+    def listed(self, value: ListValue) -> list[Value]:
+        """What the indices in a list lead to."""
+        return [NoneValue() if item == -1 else self.values[int(item)] for item in value.items]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The methods of a program, by name. ``name`` is used in messages."""
+    """The methods of a program, by name. ``name`` is used in messages.
+
+    ``constant_segment`` and ``mutable_segments`` are the segments of its constants and of its buffers' first contents.
+    """
 
     version: int
     methods: dict[str, Method]
     name: str = "program"
+    constant_segment: int | None = None
+    mutable_segments: tuple[int, ...] = ()
 
     @property
     def executable(self) -> tuple[str, ...]:
@@ -206,179 +183,71 @@ class Program:
         return tuple(name for name, method in self.methods.items() if not method.is_constant)
 
     def constants(self) -> dict[str, Any]:
-        """What each constant method publishes, in the representation shown at the top of this module."""
-        return {
-            name: self._published(name, method.outputs) for name, method in self.methods.items() if method.is_constant
-        }
+        """What each constant method publishes, in the representation shown at the top of this module.
 
-    def _published(self, method: str, outputs: tuple[Value, ...]) -> Any:
-        try:
-            values = [_plain(value) for value in outputs]
-        except PteError as error:
-            raise PteError(f"{self.name}: {quoted(method)} publishes {error}") from None
-        return values[0] if len(values) == 1 else values
+        Raises ``PteError`` when that is too much to be metadata.
+        """
+        plain = _Plain()
+        published = {}
+        for name, method in self.methods.items():
+            if method.is_constant:
+                try:
+                    values = [plain.value(value, method) for value in method.outputs]
+                except PteError as error:
+                    raise PteError(f"{self.name}: {quoted(name)} publishes {error}") from None
+                published[name] = values[0] if len(values) == 1 else values
+        return published
 
 
-def _is_constant(value: Value) -> bool:
-    return value.data is not None if isinstance(value, TensorValue) else not isinstance(value, ListValue)
+class _Plain:
+    """Turns values into plain Python ones; many methods may publish one value, so all of them are counted together."""
 
+    def __init__(self) -> None:
+        self._left = MAX_PUBLISHED
 
-def _plain(value: Value) -> Any:
-    if isinstance(value, NoneValue):
-        return None
-    if not isinstance(value, TensorValue):
-        assert not isinstance(value, ListValue), "a list value is not a constant"
+    def value(self, value: Value, method: Method) -> Any:
+        self._spend(1)
+        match value:
+            case NoneValue():
+                return None
+            case TensorValue():
+                return self._tensor(value)
+            case ListValue(kind="double" | "bool", items=items):
+                self._spend(len(items))
+                return list(items)
+            case ListValue():
+                return [self.value(item, method) for item in method.listed(value)]
+            case StringValue():
+                self._spend(len(value.value) // 256)
         return value.value
-    assert value.data is not None, "a tensor without data is not a constant"
-    if not value.row_major:
-        raise PteError(f"a tensor laid out as {list(value.dim_order)}; expected row-major. Export it contiguous.")
-    values = dtypes.numbers(dtypes.BY_NAME[value.dtype], value.data)
-    if values is None:
-        raise PteError(f"a {value.dtype} tensor, which has no plain numbers. Publish another dtype.")
-    return {"dtype": value.dtype, "sizes": list(value.sizes), "values": values}
 
+    def _tensor(self, value: TensorValue) -> dict[str, Any]:
+        assert value.data is not None, "a tensor without data is not a constant"
+        self._spend(prod(value.sizes))
+        values = dtypes.numbers(dtypes.BY_NAME[value.dtype], value.data)
+        if not value.row_major:
+            values = _row_major(values, value.sizes, value.dim_order)
+        return {"dtype": value.dtype, "sizes": list(value.sizes), "values": values}
 
-def build(tables: dict[str, Any], segment: Callable[[int], memoryview], name: str) -> Program:
-    """The program in decoded ``tables``; ``segment`` maps a segment's index to its bytes.
-
-    Raises ``PteError`` when an index, a size or a constant's bytes lead nowhere.
-    """
-    builder = _Builder(tables, segment, name)
-    methods: dict[str, Method] = {}
-    for plan in tables["execution_plan"] or ():
-        if plan["name"] in methods:
-            raise PteError(f"{name}: method {quoted(plan['name'])} appears twice; expected one. Rebuild the artifact.")
-        methods[plan["name"]] = builder.method(plan)
-    return Program(tables["version"], methods, name)
-
-
-class _Builder:
-    """Turns decoded tables into a program, checking every reference between them."""
-
-    def __init__(self, tables: dict[str, Any], segment: Callable[[int], memoryview], name: str) -> None:
-        self._tables = tables
-        self._segment = segment
-        self._where = name
-
-    def method(self, plan: dict[str, Any]) -> Method:
-        where = self._where
-        self._where = f"{where}: method {quoted(plan['name'])}"
-        values = tuple(self._value(entry["val"]) for entry in plan["values"] or ())
-        operators = [
-            f"{op['name']}.{op['overload']}" if op["overload"] else op["name"] for op in plan["operators"] or ()
-        ]
-        delegates = tuple(self._delegate(delegate) for delegate in plan["delegates"] or ())
-        instructions = tuple(
-            self._instruction(instruction["instr_args"], operators, len(delegates), len(values))
-            for chain in plan["chains"] or ()
-            for instruction in chain["instructions"] or ()
-        )
-        inputs, outputs = plan["inputs"] or (), plan["outputs"] or ()
-        self._check_indices("input", inputs, len(values))
-        self._check_indices("output", outputs, len(values))
-        self._where = where
-        return Method(plan["name"], values, inputs, outputs, instructions, delegates)
-
-    def _wrong(self, what: str) -> PteError:
-        return PteError(f"{self._where} {what}. The file is damaged; build or copy it again.")
-
-    def _check_indices(self, what: str, indices: tuple[int, ...], num_values: int) -> None:
-        for index in indices:
-            if not 0 <= index < num_values:
-                raise self._wrong(f"has {what} {index}; expected one of its {num_values} values")
-
-    def _value(self, entry: tuple[str, dict[str, Any]] | None) -> Value:
-        if entry is None:
-            raise self._wrong(f"has a value of no kind; expected one of {', '.join(_VALUES)}")
-        kind, fields = entry
-        match kind:
-            case "Null":
-                return NoneValue()
-            case "Int":
-                return IntValue(fields["int_val"])
-            case "Bool":
-                return BoolValue(fields["bool_val"])
-            case "Double":
-                return DoubleValue(fields["double_val"])
-            case "String":
-                return StringValue(fields["string_val"])
-            case "Tensor":
-                return self._tensor(fields)
-        snake = {"OptionalTensorList": "optional_tensor"}.get(kind, kind.removesuffix("List").lower())
-        return ListValue(snake, fields["items"] or ())
-
-    def _tensor(self, fields: dict[str, Any]) -> TensorValue:
-        dtype = dtypes.BY_CODE.get(fields["scalar_type"])
-        sizes = fields["sizes"] or ()
-        order = fields["dim_order"] or ()
-        if dtype is None:
-            raise self._wrong(f"has a tensor of scalar type {fields['scalar_type']}, which is not one")
-        if len(sizes) > MAX_RANK or min(sizes, default=0) < 0:
-            raise self._wrong(
-                f"has a tensor of sizes {list(sizes[: MAX_RANK + 1])}; expected at most {MAX_RANK}, none < 0"
+    def _spend(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise PteError(
+                f"what makes more than {MAX_PUBLISHED} numbers with the methods before it; expected metadata. "
+                "Keep tables in named data."
             )
-        if order and sorted(order) != list(range(len(sizes))):
-            raise self._wrong(f"has a tensor of dim_order {list(order)} and sizes {list(sizes)}")
-        data = None
-        external = fields["extra_tensor_info"] is not None and fields["extra_tensor_info"]["location"] == 1
-        if fields["data_buffer_idx"] and fields["allocation_info"] is None and not external:
-            data = self._constant(fields["data_buffer_idx"], dtype, sizes)
-        return TensorValue(dtype.name, sizes, fields["shape_dynamism"] != 0, data, order)
 
-    def _constant(self, index: int, dtype: dtypes.DType, sizes: tuple[int, ...]) -> memoryview:
-        inline = self._tables["constant_buffer"] or ()
-        where = self._tables["constant_segment"]
-        offsets = (where and where["offsets"]) or ()
-        if offsets:
-            if index >= len(offsets):
-                raise self._wrong(f"has constant {index}; expected one of {len(offsets)}")
-            data = self._segment(where["segment_index"])[offsets[index] :]
-        elif index < len(inline):
-            data = inline[index]["storage"] or memoryview(b"")
-        else:
-            raise self._wrong(f"has constant {index}; expected one of {len(inline)}")
-        # Sub-byte elements fill whole bytes two or four at a time; bound them by one byte each.
-        size_bytes = prod(sizes) * (dtype.size_bytes or 1)
-        if dtype.size_bytes and len(data) < size_bytes:
-            raise self._wrong(f"has constant {index} of {size_bytes} bytes where {len(data)} are left")
-        return data[:size_bytes]
 
-    def _delegate(self, fields: dict[str, Any]) -> Delegate:
-        index, location = fields["processed"]["index"], fields["processed"]["location"]
-        inline = self._tables["backend_delegate_data"] or ()
-        if location == 1:
-            payload = self._segment(index)
-        elif location == 0 and index < len(inline):
-            payload = inline[index]["data"] or memoryview(b"")
-        else:
-            raise self._wrong(f"has delegate data {index} at location {location}; {len(inline)} are inline")
-        specs = tuple((spec["key"], bytes(spec["value"] or b"")) for spec in fields["compile_specs"] or ())
-        return Delegate(fields["id"], payload, specs)
-
-    def _instruction(
-        self, entry: tuple[str, dict[str, Any]] | None, operators: list[str], num_delegates: int, num_values: int
-    ) -> Instruction:
-        if entry is None:
-            raise self._wrong(f"has an instruction of no kind; expected one of {', '.join(_INSTRUCTIONS)}")
-        kind, fields = entry
-        operator = delegate = None
-        args = fields.get("args") or ()
-        match kind:
-            case "KernelCall":
-                index = fields["op_index"]
-                if not 0 <= index < len(operators):
-                    raise self._wrong(f"calls operator {index}; expected one of {len(operators)}")
-                operator = operators[index]
-            case "DelegateCall":
-                delegate = fields["delegate_index"]
-                if not 0 <= delegate < num_delegates:
-                    raise self._wrong(f"calls delegate {delegate}; expected one of {num_delegates}")
-            case "MoveCall":
-                args = (fields["move_from"], fields["move_to"])
-            case "JumpFalseCall":
-                self._check_indices("condition", (fields["cond_value_index"],), num_values)
-                return Instruction("jump_false", None, None, tuple(fields.values()))
-            case "FreeCall":
-                args = (fields["value_index"],)
-        self._check_indices("argument", args, num_values)
-        return Instruction(_INSTRUCTIONS[kind], operator, delegate, args)
+def _row_major(values: list[Any], sizes: tuple[int, ...], order: tuple[int, ...]) -> list[Any]:
+    """Elements that lie in memory with the dimensions in ``order``, outermost first, in the order of ``sizes``."""
+    if not values:
+        return []
+    strides = [0] * len(sizes)
+    stride = 1
+    for axis in reversed(order):
+        strides[axis] = stride
+        stride *= sizes[axis]
+    places = [0]
+    for size, stride in zip(sizes, strides, strict=True):
+        places = [place + index * stride for place in places for index in range(size)]
+    return [values[place] for place in places]

@@ -38,6 +38,10 @@ class NamedData(Mapping[str, memoryview]):
     def __getitem__(self, name: str) -> memoryview:
         return self._file.segment(self._segment_of[name])
 
+    def segment_of(self, name: str) -> int:
+        """The index of the segment that holds it."""
+        return self._segment_of[name]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._segment_of)
 
@@ -49,6 +53,8 @@ class SegmentedFile(ABC):
     """An open file. Use ``open(path)`` in a ``with``, or ``from_bytes``.
 
     Views given out stay valid after ``close``: the mapping goes when the last of them does.
+
+    ``segments`` says where in the file each segment starts and ends, ``tables_bytes`` how much is before them.
     """
 
     kind: ClassVar[str]
@@ -72,9 +78,10 @@ class SegmentedFile(ABC):
                 "Check that this is the right file."
             )
         head = self._head()
+        self.tables_bytes = len(head.tables)
         tables = self._decoded(head.tables)
-        self._segments = self._ranges(tables["segments"] or (), head)
-        self.named_data: Mapping[str, memoryview] = NamedData(self, self._names(tables["named_data"] or ()))
+        self.segments = self._ranges(tables["segments"] or (), head)
+        self.named_data = NamedData(self, self._names(tables["named_data"] or ()))
         self._read(tables)
 
     @abstractmethod
@@ -117,9 +124,9 @@ class SegmentedFile(ABC):
 
     def segment(self, index: int) -> memoryview:
         """The bytes of a segment. Raises ``PteError`` when the file has no such segment."""
-        if not 0 <= index < len(self._segments):
-            raise self._wrong(f"refers to segment {index} of {len(self._segments)}")
-        start, end = self._segments[index]
+        if not 0 <= index < len(self.segments):
+            raise self._wrong(f"refers to segment {index} of {len(self.segments)}")
+        start, end = self.segments[index]
         return self._data[start:end]
 
     def forget_pages(self) -> None:
@@ -155,18 +162,19 @@ class SegmentedFile(ABC):
             raise self._wrong(f"needs {end} bytes and has {self.size_bytes}; it was cut short")
         return Head(self._data[:tables_end], base, data_size)
 
-    def _ranges(self, segments: tuple[dict[str, Any], ...], head: Head) -> list[tuple[int, int]]:
+    def _ranges(self, segments: tuple[dict[str, Any], ...], head: Head) -> tuple[tuple[int, int], ...]:
         base = head.base
         end = base + head.data_size if head.data_size else self.size_bytes
         ranges = []
         for index, segment in enumerate(segments):
             start = base + segment["offset"]
-            if not base or start + segment["size"] > end:
+            # A program whose constants are all elsewhere has an empty segment, and no place for segments.
+            if (segment["size"] and not base) or start + segment["size"] > end:
                 raise self._wrong(
                     f"has segment {index} of {segment['size']} bytes at byte {start}, outside {base} to {end}"
                 )
             ranges.append((start, start + segment["size"]))
-        return ranges
+        return tuple(ranges)
 
     def _names(self, entries: tuple[dict[str, Any], ...]) -> dict[str, int]:
         names: dict[str, int] = {}
@@ -174,7 +182,7 @@ class SegmentedFile(ABC):
             key, index = entry["key"], entry["segment_index"]
             if key in names:
                 raise self._wrong(f"has named data {quoted(key)} twice")
-            if index >= len(self._segments):
-                raise self._wrong(f"has named data {quoted(key)} in segment {index} of {len(self._segments)}")
+            if index >= len(self.segments):
+                raise self._wrong(f"has named data {quoted(key)} in segment {index} of {len(self.segments)}")
             names[key] = index
         return names

@@ -56,6 +56,8 @@ class Pool:
     def __init__(self, num_kv_heads: int, width: int, slots: int, max_slots: int, dtype: mx.Dtype) -> None:
         self.slots = slots
         self.array = mx.zeros((1, num_kv_heads, slots, width), dtype)
+        # What is only recorded can be computed by no other thread than this one.
+        mx.eval(self.array)
         self._max_slots = max_slots
         self._dtype = dtype
 

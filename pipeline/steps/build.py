@@ -1,7 +1,8 @@
 """A snapshot becomes ``model.pte``: load, rehearse, export, prove, lower, write.
 
 ``report.json`` is what there is to say about it. Nothing in it is wrong with the artifact; what would be is refused. It
-tells where each end of text is named, and what is odd about the checkpoint, in sentences.
+tells where each end of text is named, what each layer's attention is like, and what is odd about the checkpoint, in
+sentences. Verification holds the artifact to it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def run(
     suitability.refuse_unsuitable(config, max_context_len=spec.max_context_len)
     _check_context(config, spec)
     from pipeline.model.export import export_forward
-    from pipeline.model.geometry import geometry_of, within_context
+    from pipeline.model.geometry import attention_calls, caches_of, within_context
     from pipeline.model.lower import lower_to_mlx, write
     from pipeline.model.proof import prove, real_tokens
     from pipeline.model.quantization import give
@@ -54,7 +55,8 @@ def run(
             "end-of-text token; a runner would never stop. Add eos_token_id to the model's generation_config.json."
         )
     stage("rehearsing")
-    caches = geometry_of(model)
+    calls = attention_calls(model)
+    caches = caches_of(calls, model)
     _check_windows([cache.window for cache in caches], spec)
     rehearse(model, caches, max_context_len=spec.max_context_len)
     if quantized is not None:
@@ -83,8 +85,24 @@ def run(
     lowered = lower_to_mlx(program, constants)
     stage("writing")
     write(lowered, out / ARTIFACT)
-    report = {"end_of_text": dict(ends.sources), "proof": str(proof), "notes": notes}
+    report = {
+        "end_of_text": dict(ends.sources),
+        "attention": [_recorded(index, call) for index, call in enumerate(calls)],
+        "proof": str(proof),
+        "notes": notes,
+    }
     (out / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _recorded(index: int, call: attention.AttentionCall) -> dict[str, int]:
+    """A call of attention, for whoever holds the artifact to it; a layer without a number is known by its call's."""
+    return {
+        "layer": index if call.layer is None else call.layer,
+        "cache": call.cache_id,
+        "num_kv_heads": call.num_kv_heads,
+        "head_dim": call.head_dim,
+        "window": call.window,
+    }
 
 
 def _check_context(config: Any, spec: BuildSpec) -> None:

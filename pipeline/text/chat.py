@@ -126,7 +126,7 @@ class Chat:
 
     def _marked(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._markup.sub(lambda found: _kept(found.group()), value.replace(MARK, ""))
+            return self._markup.sub(lambda found: _kept(found.group()), value)
         if isinstance(value, Mapping):
             return {key: self._marked(item) for key, item in value.items()}
         return [self._marked(item) for item in value] if isinstance(value, list | tuple) else value

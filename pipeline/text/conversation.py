@@ -106,7 +106,7 @@ class Conversation:
         ]
         answer_start = feed.keep + len(feed.tokens)
         self.tokens = [*self.tokens[: feed.keep], *feed.tokens, *answer]
-        said, settled = self._said(feed.rendered, answer_start)
+        said, self._text = self._said(feed.rendered, answer_start)
         self._turns.append(
             _Turn(
                 question=feed.question,
@@ -118,7 +118,6 @@ class Conversation:
                 before=before,
             )
         )
-        self._text = settled if text in (None, said) else None
 
     def undo(self) -> int | None:
         """Takes the last turn back; the length that the cache is to be rewound to, or None if there is no turn."""

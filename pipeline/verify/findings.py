@@ -60,8 +60,9 @@ class Finding:
     """One rule broken in one place.
 
     ``subject`` is what it was found on: a constant method's name, ``forward``, a named tensor, a field of a manifest.
-    ``contract`` is the contract that asks for it, ``None`` for rules that hold for every file. ``message`` is a whole
-    sentence for a person, without the file's name: what was found, what was expected, what to do.
+    ``contract`` is the contract that asks for it, several with commas between, ``None`` for rules that hold for every
+    file. ``message`` is a whole sentence for a person, without the file's name: what was found, what was expected, what
+    to do.
     """
 
     rule: Rule

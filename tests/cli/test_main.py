@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.cli import main as main_module
 from pipeline.cli.main import VERBS, main
-from pipeline.errors import PipelineError, PteError, SmokeError
+from pipeline.errors import ContractError, ManifestError, PipelineError, PteError, SmokeError, UsageError
 
 
 def pte(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
@@ -61,6 +61,9 @@ def test_a_wrong_command_line_gives_two(arguments: list[str], capsys: pytest.Cap
     [
         (PipelineError("something is wrong"), 1, "something is wrong\n"),
         (SmokeError("it decodes nonsense"), 1, "it decodes nonsense\n"),
+        (UsageError("x: is nowhere"), 2, "x: is nowhere\n"),
+        (ContractError("contract 'x': there is none"), 2, "contract 'x': there is none\n"),
+        (ManifestError(["x.yaml: is bad", "y.yaml: too\x1b[2J"]), 2, "x.yaml: is bad\ny.yaml: too\\x1b[2J\n"),
         (PteError("x.pte: is not one"), 3, "x.pte: is not one\n"),
         (KeyboardInterrupt(), 130, ""),
     ],

@@ -276,12 +276,12 @@ def test_what_cannot_be_run_as_asked_is_refused(run: Run, bundle: Bundle, tmp_pa
         (
             (talk, "-p", "hello", "--top-p", "0"),
             2,
-            "pte run: top_p is 0.0; expected a number above 0 and up to 1, which is off.\n",
+            "top_p is 0.0; expected a number above 0 and up to 1, which is off.\n",
         ),
         (
             (talk, "-p", "hello", "--temperature", "nan"),
             2,
-            "pte run: temperature is nan; expected 0 for greedy decoding, or a number from 0.000001 to 1000000.\n",
+            "temperature is nan; expected 0 for greedy decoding, or a number from 0.000001 to 1000000.\n",
         ),
     ]
     for arguments, code, message in cases:
@@ -308,7 +308,7 @@ def test_without_a_prompt_a_terminal_is_not_waited_for(run: Run, monkeypatch: py
     monkeypatch.setattr("sys.stdin", Typed(b"", is_terminal=True))
     assert refused(run, "bundle") == (
         2,
-        "pte run: there is no prompt; expected --prompt TEXT, or a text on standard input.\n",
+        "there is no prompt; expected --prompt TEXT, or a text on standard input.\n",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.model import serializer
+from tests.pte.agreement import assert_read_as_executorch_reads
 from tests.tiny_models import library_warnings_ignored
 
 
@@ -51,6 +52,22 @@ class Wide(torch.nn.Module):
         return self.layers(self.table(ids))
 
 
+class Branches(torch.nn.Module):
+    """Twelve layers of three products of one array, of half a megabyte each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = 384
+        self.layers = torch.nn.ModuleList(
+            torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(3)) for _ in range(12)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for first, second, third in self.layers:
+            x = x + torch.tanh(first(x) * second(x) + third(x))
+        return x
+
+
 class Outside(torch.nn.Module):
     """Two delegates with operators between them that MLX's backend does not take."""
 
@@ -63,6 +80,7 @@ ROWS = torch.export.Dim("rows", min=1, max=8)
 IDS = torch.export.Dim("ids", min=1, max=6)
 
 METHODS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[torch.Tensor, ...], Any]] = {
+    "branches": (Branches, (torch.rand(2, 384),), None),
     "counter": (Counter, (torch.zeros(3, 4),), ({0: ROWS},)),
     "lookup": (
         Lookup,
@@ -106,4 +124,5 @@ def write(
         path.write_bytes(written.buffer)
         if max_data_bytes is not None:
             written.write_tensor_data_to_file(path.parent)
+    assert_read_as_executorch_reads(path)
     return sorted(path.parent.glob("*.ptd"))

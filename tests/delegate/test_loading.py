@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from pipeline.delegate import Program
+from pipeline.delegate.replay import Replayed
 from tests.delegate import exported
+from tests.delegate.compared import gpu_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,6 +85,24 @@ def test_loading_takes_the_memory_of_the_constants_and_a_second_instance_none(wi
     assert measured["peak"] <= 1.15 * measured["constants"]
     assert measured["both"] <= 1.15 * measured["constants"]
     assert measured["seconds"] < 1.0
+
+
+def test_joining_products_as_for_a_gpu_takes_the_memory_of_one_group_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "branches.pte"
+    exported.write(path, {"forward": "branches"})
+    with Program.load(path) as program, gpu_rules():
+        constants = sum(len(blob) for blob in program.pte.named_data.values())
+        gc.collect()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        method = program.method()
+        active, peak = mx.get_active_memory() - before, mx.get_peak_memory() - before
+        assert isinstance(method._run, Replayed)
+        assert Counter(step.name for step in method._run.body.steps)["AddmmNode"] == 12, "nothing was joined"
+    # A group of three matrices is a twelfth of them.
+    assert constants == 36 * 384 * 384 * 4
+    assert constants <= active <= 1.05 * constants
+    assert peak <= 1.15 * constants
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -271,9 +271,9 @@ def test_observed_calls_are_recorded_and_answered_without_a_cache() -> None:
     assert result.shape == (1, 3, 4, 8)
     assert not result.any()
     assert observation.calls == [
-        AttentionCall(cache_id=0, num_kv_heads=2, head_dim=8, window=16),
-        AttentionCall(cache_id=1, num_kv_heads=2, head_dim=8, window=16),
-        AttentionCall(cache_id=0, num_kv_heads=2, head_dim=8, window=0),
+        AttentionCall(layer=None, cache_id=0, num_kv_heads=2, head_dim=8, window=16),
+        AttentionCall(layer=None, cache_id=1, num_kv_heads=2, head_dim=8, window=16),
+        AttentionCall(layer=None, cache_id=0, num_kv_heads=2, head_dim=8, window=0),
     ]
 
 

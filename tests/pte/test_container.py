@@ -109,7 +109,7 @@ def test_a_file_cut_anywhere_is_refused(tiny: bytes) -> None:
     """At every byte of the head, around every segment's edges, and through the program."""
     program_size, base = struct.unpack_from("<QQ", tiny, 16)
     edges = [0, 4, 8, 12, 16, 24, 32, 40, 64, program_size, base, len(tiny)]
-    edges += [edge for pair in PteFile.from_bytes(tiny, "x")._segments for edge in pair]
+    edges += [edge for pair in PteFile.from_bytes(tiny, "x").segments for edge in pair]
     cuts = {edge + delta for edge in edges for delta in (-2, -1, 0, 1)} | set(range(0, len(tiny), 97))
     for cut in cuts:
         if 0 <= cut < len(tiny):

@@ -18,23 +18,10 @@ FLATBUFFER_OFFSET, FLATBUFFER_SIZE, BASE, DATA_SIZE = 16, 24, 32, 40
 
 @pytest.fixture(scope="module")
 def ptd() -> bytes:
-    """A tensor under two names, a tensor in another order, and bytes that are no tensor."""
     with library_warnings_ignored():
-        from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
-        from executorch.exir.scalar_type import ScalarType
-        from executorch.exir.tensor_layout import TensorLayout
-        from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+        from tests.pte import written
 
-        weight = TensorLayout(ScalarType.FLOAT, [2, 3], [0, 1])
-        turned = TensorLayout(ScalarType.BFLOAT16, [1, 2, 4], [0, 2, 1])
-        entries = {
-            "weight": DataEntry(0, 16, weight),
-            "tied": DataEntry(0, 16, weight),
-            "turned": DataEntry(1, 16, turned),
-            "blob": DataEntry(2, 1, None),
-        }
-        payload = DataPayload([struct.pack("<6f", *range(6)), bytes(range(16)), b"anything"], entries)
-        return bytes(FlatTensorSerializer().serialize(payload))
+        return written.flat_tensor()
 
 
 def changed(data: bytes, offset: int, layout: str, value: int) -> bytes:

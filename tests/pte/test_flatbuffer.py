@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,12 @@ import flatbuffers
 import pytest
 
 from pipeline.errors import PteError
-from pipeline.pte.flatbuffer import MAX_VECTOR_LENGTH, Schema, quoted
+from pipeline.pte.flatbuffer import MAX_VECTOR_LENGTH, MEMORY_PER_BYTE, MIN_MEMORY_BYTES, Budget, Schema, quoted
 
 SCHEMA = Schema(
     {
         "Root": "a:i32=-7 b:bool=true c:f64=null text:str? raw:bytes? numbers:[i64]? leaf:Leaf? leaves:[Leaf?]? "
-        "id:Id? ids:[Id]? either:Either? skipped:u8 texts:[str]?",
+        "id:Id? ids:[Id]? either:Either? skipped:u8 texts:[str]? kept:blob?",
         "Leaf": "value:u16 name:str?",
         "Other": "leaf:Leaf",
     },
@@ -88,6 +89,7 @@ def full(b: flatbuffers.Builder) -> dict[int, Callable[[], None]]:
         9: lambda: b.PrependUOffsetTRelativeSlot(9, ids, 0),
         10: lambda: b.PrependUint8Slot(10, 2, 0),
         11: lambda: b.PrependUOffsetTRelativeSlot(11, other, 0),
+        14: lambda: b.PrependUOffsetTRelativeSlot(14, raw, 0),
     }
 
 
@@ -96,8 +98,11 @@ def nothing(_: flatbuffers.Builder) -> dict[int, Callable[[], None]]:
 
 
 def test_every_kind_reads_as_written() -> None:
-    values = decode(build(full))
-    assert values.pop("raw") == b"\x01\x02\x03"
+    data = build(full)
+    values = decode(data)
+    raw, kept = values.pop("raw"), values.pop("kept")
+    data[:] = bytes(len(data))
+    assert (bytes(raw), type(kept), kept) == (bytes(3), bytes, b"\x01\x02\x03"), "a view, and bytes of their own"
     assert values == {
         "a": 42,
         "b": False,
@@ -214,8 +219,51 @@ def test_a_small_file_that_unfolds_into_a_huge_one_is_refused() -> None:
     data = build(bomb)
     assert len(decode(data)["leaves"]) == 100_000  # sharing itself is legal
     wide = Schema({"Root": "_ _ _ _ _ _ _ leaves:[Wide]", "Wide": "_ numbers:[u8]"})
-    with pytest.raises(PteError, match=r"unfolds into far more data than the buffer holds"):
+    with pytest.raises(PteError, match=r"unfolds into more than a reader should hold of \d+ bytes"):
         wide.decode("Root", memoryview(data), "x.pte")
+
+
+def shared(count: int, schema: str, fill: Callable[[flatbuffers.Builder], int]) -> tuple[Schema, memoryview]:
+    """A Root of ``count`` tables that are one, which ``fill`` makes and ``schema`` declares."""
+    builder = flatbuffers.Builder(64)
+    table = fill(builder)
+    builder.StartVector(4, count, 4)
+    for _ in range(count):
+        builder.PrependUOffsetTRelative(table)
+    vector = builder.EndVector()
+    builder.StartObject(1)
+    builder.PrependUOffsetTRelativeSlot(0, vector, 0)
+    builder.Finish(builder.EndObject())
+    return Schema({"Root": "shared:[Shared]", "Shared": schema}), memoryview(builder.Output())
+
+
+@pytest.mark.parametrize("kind", ["[u8]", "[bool]", "blob"])
+def test_whatever_is_made_again_and_again_is_paid_for(kind: str) -> None:
+    def one(b: flatbuffers.Builder) -> int:
+        held = b.CreateByteVector(b"x" * 1_000)
+        b.StartObject(1)
+        b.PrependUOffsetTRelativeSlot(0, held, 0)
+        return int(b.EndObject())
+
+    schema, data = shared(20_000, f"held:{kind}", one)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PteError, match=r"unfolds into more than a reader should hold of \d+ bytes"):
+            schema.decode("Root", data, "x.pte")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MIN_MEMORY_BYTES + MEMORY_PER_BYTE * len(data)
+
+
+def test_buffers_of_one_budget_share_it() -> None:
+    schema, data = shared(10_000, "", lambda b: (b.StartObject(0), int(b.EndObject()))[1])
+    budget = Budget(5_000_000)
+    for _ in range(2):
+        schema.decode("Root", data, "x.pte", budget)
+    with pytest.raises(PteError, match=r"Root\.shared\[\d+\] unfolds"):
+        schema.decode("Root", data, "x.pte", budget)
+    schema.decode("Root", data, "x.pte")
 
 
 def test_too_long_a_vector_is_refused() -> None:

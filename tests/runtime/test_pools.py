@@ -36,8 +36,9 @@ CONTRACT = Contract(
 # A step of a group, as part of its spread. MLX moves the grid so that zero is on it, and may cut off the far end.
 STEPS = {8: 1 / 255, 4: 1 / 15}
 
-# Of attention over random keys and values of deviation 1, whose outputs have a deviation of 0.3: the mean error.
-ATTENTION_ERROR = {8: 4e-3, 4: 6e-2}
+# Of attention over random keys and values of deviation 1, whose outputs have a deviation of 0.36: the mean error.
+# Measured were 1.6e-3 and 3.6e-2.
+ATTENTION_ERROR = {8: 4e-3, 4: 8e-2}
 
 
 def drawn(geometry: CacheGeometry, seed: int) -> np.ndarray:

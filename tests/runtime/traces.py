@@ -297,6 +297,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(
             f"{kind}: {len(numbers)} traces, {len(diverged)} divergences, {time.perf_counter() - started:.0f} s\n"
         )
+        sys.stdout.flush()
     sys.stdout.write("".join(f"{line}\n" for line in found[:20]))
     return 1 if found else 0
 

@@ -26,7 +26,7 @@ from pipeline.spec import BuildSpec
 from pipeline.steps import build
 from pipeline.steps.process import run_step
 from pipeline.steps.smoke import distances
-from pipeline.verify import verify
+from pipeline.verify import Question, examine
 from tests.tiny_models import (
     EOS,
     MIXED,
@@ -68,8 +68,8 @@ CACHES = {
 @pytest.mark.parametrize("name", CACHES)
 def test_the_contract_is_that_of_the_request_and_the_model(artifact: Artifacts, name: str) -> None:
     made = artifact(name)
+    assert examine(made.pte, Question(asked=made.spec)).findings == ()
     with PteFile.open(made.pte) as pte:
-        assert verify(pte, made.spec) == []
         contract = Contract.read(pte.program.constants(), "model.pte")
     assert contract == Contract(
         max_seq_len=made.spec.max_seq_len,
@@ -223,6 +223,7 @@ def test_the_report_tells_where_each_end_is_named_and_what_is_odd(tmp_path: Path
     del report["proof"]
     assert report == {
         "end_of_text": {"generation_config": [EOS, 270], "config": [EOS], "tokenizer": [EOS], "chat_template": [3]},
+        "attention": [{"layer": 0, "cache": 0, "num_kv_heads": 2, "head_dim": 16, "window": 0}],
         "notes": [
             "12 of the 272 logits belong to no token of the tokenizer: padding",
             "the generation config ends a text with token 270, which the tokenizer has not",
@@ -335,8 +336,8 @@ def test_layers_that_share_kv_share_a_cache(
         pte = built(snapshot, tmp_path / "out")
     attention.register()
     expected = eager_logits(snapshot, "fp32")
+    assert examine(pte, Question(asked=SPEC)).findings == ()
     with PteFile.open(pte) as opened:
-        assert verify(opened, SPEC) == []
         decoder = Decoder(opened)
     assert decoder.contract.caches == (flat(changes.get("sliding_window", 0)),)
     for chunks in splits(SPEC.max_seq_len):

@@ -20,7 +20,8 @@ from pipeline.runtime.decoder import Decoder
 from pipeline.spec import DEFAULT_GROUP_SIZE, Quantization, QuantizeSpec, SmokePrompt, SmokeSpec, WeightFormat
 from pipeline.steps import build, quantize, smoke
 from pipeline.steps.smoke import distances
-from pipeline.verify import verify
+from pipeline.verify import Question, examine
+from tests.delegate.compared import assert_fused_is_plain
 from tests.tiny_models import SPEC, library_warnings_ignored, save_snapshot
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
@@ -59,8 +60,8 @@ def test_the_artifact_decodes_as_the_quantized_model_does(name: str, tmp_path: P
     with library_warnings_ignored():
         build.run(spec, snapshot, tmp_path, lambda stage: None, quantized=chosen / quantize.WEIGHTS)
 
+    assert examine(tmp_path / "model.pte", Question(asked=spec)).findings == ()
     with PteFile.open(tmp_path / "model.pte") as pte:
-        assert verify(pte, spec) == []
         # 272 x 64 weights: a second copy of the embedding, in whatever scheme, would show.
         tables = [name for name, data in pte.named_data.items() if len(data) in (272 * 32, 272 * 64)]
         assert len(tables) == (1 if name.startswith("tied") else 2 - len(asked.skip))
@@ -82,6 +83,7 @@ def test_the_artifact_decodes_as_the_quantized_model_does(name: str, tmp_path: P
     bound = 1e-4 if dtype == "fp32" else 2 * distances(eager(dtype), exact).max()
     assert distances(np.stack(rows), eager(dtype)).max() < bound
     assert distances(eager("fp32", quantized=False), exact).max() > 4 * bound, "the comparison could not tell"
+    assert_fused_is_plain(tmp_path / "model.pte", bound)
 
 
 def test_smoke_holds_a_quantized_artifact_against_itself_and_reports_what_it_cost(tmp_path: Path) -> None:

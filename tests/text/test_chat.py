@@ -64,6 +64,24 @@ def test_a_conversation_has_the_tokens_that_transformers_gives_it(
     # What an assistant wrote passes as it is.
     ends = sum(message["content"].count("<|im_end|>") for message in messages) if allows_markup else 0
     assert chat.prompt(messages).count(END) == len(messages) + ends
+    thoughts = [message for message in messages if allows_markup or message["role"] == "assistant"]
+    think = chat.tokenizer.specials["<think>"]
+    written = sum(message["content"].count("<think>") for message in thoughts)
+    assert chat.prompt(messages).count(think) == written + 1
+
+
+def test_pieces_of_blanks_are_text_and_stay_the_tokens_they_are(made: Callable[[str], Made], tmp_path: Path) -> None:
+    directory = templated(made("byte-level"), tmp_path, "{{ messages[0].content }}\n\n<|im_end|>")
+    library = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    library.add_tokens(["\n\n"])
+    library.save(str(directory / "tokenizer.json"))
+    messages = [{"role": "user", "content": "a\n\nb"}]
+    theirs = AutoTokenizer.from_pretrained(directory).apply_chat_template(
+        messages, sanitize_control_tokens=True, return_dict=False
+    )
+    chat = Chat.choose(load(directory), directory)
+    assert chat.prompt(messages) == theirs
+    assert theirs.count(library.token_to_id("\n\n")) == 2
 
 
 @pytest.mark.parametrize("name", ["llama3", "sentencepiece"])

@@ -20,6 +20,10 @@ TEMPLATES = {
     "earlier reasoning is dropped": EACH
     + "{{ m.content if loop.last or m.role == 'user' else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
     + PROMPT,
+    "the last message alone counts": "<bos>{{ messages[-1].content }}<|im_end|>",
+    "a question decides how the past is written": EACH
+    + "{{ m.content | trim if messages[-1].content == 'user' else m.content }}<|im_end|>\n{% endfor %}"
+    + PROMPT,
     "no piece ends a turn": "<bos>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:",
     "the number of turns comes first": "<bos>{{ messages | length }}"
     + EACH[5:]
@@ -38,6 +42,12 @@ def chat(made: Made, template: str | None) -> Chat:
 def answer(of: Chat, text: str, *, closed: bool = True) -> list[int]:
     ids = of.tokenizer.encode_on(text)
     return [*ids, of.turn_end] if closed and of.turn_end is not None else ids
+
+
+def by_bytes(of: Chat, text: str) -> list[int]:
+    """Tokens that no tokenizer would choose for the text, as a model may."""
+    found = [of.tokenizer.encode_on(character) for character in text]
+    return [token for ids in found for token in ids] + answer(of, "")
 
 
 def history(conversation: Conversation, feed: Feed) -> list[int]:
@@ -138,8 +148,8 @@ def test_undone_turns_leave_no_trace(made: Callable[[str], Made], template: str)
     with_template = chat(made("byte-level"), template)
     conversation, straight = Conversation(with_template), Conversation(with_template)
     for each in (conversation, straight):
-        each.commit(each.ask("Hi"), answer(with_template, "<think>hm</think>Hello, "))
-    conversation.commit(conversation.ask("What?"), answer(with_template, "Paris"))
+        each.commit(each.ask("Hi"), by_bytes(with_template, "<think>hm</think>Hello, "))
+    conversation.commit(conversation.ask("user"), answer(with_template, "Paris"))
     conversation.commit(conversation.ask("Why?"), answer(with_template, "Because", closed=False))
     lengths = [conversation.undo(), conversation.undo()]
     assert lengths == sorted(lengths, reverse=True)
@@ -147,7 +157,9 @@ def test_undone_turns_leave_no_trace(made: Callable[[str], Made], template: str)
     assert conversation.messages == straight.messages
     again, expected = conversation.ask("How?"), straight.ask("How?")
     assert shown(with_template, history(conversation, again)) == said(with_template, straight, "How?")
-    assert history(conversation, again) == history(straight, expected)
+    if straight.ask("user").keep == len(straight.tokens):
+        # Nothing but the turn itself was taken back: the answer is still as the model chose it.
+        assert history(conversation, again) == history(straight, expected)
     assert conversation.num_turns == 1
     assert conversation.undo() == 0
     assert conversation.undo() is None
@@ -174,6 +186,47 @@ def test_tokens_taken_back_shorten_the_answer_and_then_the_question(made: Callab
     assert history(conversation, conversation.ask("Hi")) == first.tokens
     conversation.rewind(0)
     assert conversation.ask("Hi") == first
+
+
+def test_taking_back_a_question_leaves_the_answer_before_it_as_the_model_chose_it(made: Callable[[str], Made]) -> None:
+    with_template = chat(made("byte-level"), "nothing is written anew")
+    conversation = Conversation(with_template)
+    conversation.commit(conversation.ask("Hi"), by_bytes(with_template, "The capital is Paris."))
+    length = len(conversation.tokens)
+    conversation.commit(conversation.ask("What?"), answer(with_template, "Yes"))
+    conversation.rewind(length)
+    assert conversation.ask("Why?").keep == length
+    assert conversation.num_turns == 1
+
+
+def test_tokens_taken_back_from_a_past_written_anew_cut_what_is_left_of_it(made: Callable[[str], Made]) -> None:
+    with_template = chat(made("byte-level"), "earlier reasoning is dropped")
+    conversation = Conversation(with_template)
+    first = conversation.ask("Hi")
+    conversation.commit(first, answer(with_template, "The <think>x</think>Yes"))
+    second = conversation.ask("What?")
+    assert second.keep < len(conversation.tokens)
+    conversation.commit(second, answer(with_template, "Paris"))
+    # The second question is gone, and of what came before nothing is, though its tokens are.
+    conversation.rewind(second.keep)
+    assert conversation.messages[1:] == [{"role": "assistant", "content": "The <think>x</think>Yes"}]
+    again = conversation.ask("What?")
+    assert history(conversation, again) == history(conversation, second)
+    conversation.commit(again, answer(with_template, "Paris"))
+    counted = Conversation(chat(made("byte-level"), "the number of turns comes first"))
+    for question in ("Hi", "What?"):
+        counted.commit(counted.ask(question), answer(with_template, "Yes"))
+    counted.rewind(counted.ask("Why?").keep)
+    assert [message["content"] for message in counted.messages] == ["Hi", "Yes"]
+
+
+def test_a_prompt_that_the_cache_holds_whole_is_fed_its_last_token_again(made: Callable[[str], Made]) -> None:
+    with_template = chat(made("byte-level"), "the last message alone counts")
+    conversation = Conversation(with_template)
+    first = conversation.ask("Hi")
+    conversation.commit(first, answer(with_template, "Yes"))
+    again = conversation.ask("Hi")
+    assert (again.keep, again.tokens) == (len(first.tokens) - 1, first.tokens[-1:])
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

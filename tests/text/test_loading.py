@@ -91,6 +91,18 @@ def test_pieces_that_only_the_configuration_has_are_added_as_transformers_adds_t
     )
 
 
+def test_pieces_that_the_configuration_names_are_special_though_the_file_does_not_say_so(
+    made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    directory = copied(made("byte-level"), tmp_path)
+    edit_json(directory / "tokenizer.json", added_tokens=[])
+    edit_json(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    ours, theirs = load(directory), AutoTokenizer.from_pretrained(directory)
+    text = "a</s>b<|im_end|>"
+    assert ours.encode(text) == theirs.encode(text)
+    assert ours.controls == {"<s>", "</s>", "<unk>"}
+
+
 def test_a_length_that_a_tokenizer_was_trained_with_cuts_and_fills_no_text(
     made: Callable[[str], Made], tmp_path: Path
 ) -> None:

@@ -39,11 +39,20 @@ class BoundCache(Protocol):
         ...
 
 
-class UpdateAndAttend:
-    """``kvcache::update_and_attend`` over one bound cache."""
+BLOCK = 128
+"""Queries that are attended at once on a CPU; the fastest of 32 to 256 on two x86-64 cores."""
 
-    def __init__(self, cache: BoundCache | None) -> None:
+
+class UpdateAndAttend:
+    """``kvcache::update_and_attend`` over one bound cache.
+
+    ``on_cpu`` arranges the same sums for MLX's CPU, which takes a matrix product literally: no key is multiplied only
+    to be masked, and heads that share keys are rows of one product. MLX's GPU kernels see to both.
+    """
+
+    def __init__(self, cache: BoundCache | None, *, on_cpu: bool = False) -> None:
         self.cache = cache
+        self._attended = _attended_on_cpu if on_cpu else _attended
         self._latest: tuple[mx.array, list[int]] | None = None
 
     def __call__(
@@ -67,7 +76,7 @@ class UpdateAndAttend:
         keys, values, mask = self.cache.update_and_fetch(layer_id, k, v, self._positions(position))
         if keys.dtype != q.dtype:
             keys, values = keys.astype(q.dtype), values.astype(q.dtype)
-        attended = mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
+        attended = self._attended(q, keys, values, scale, mask)
         return attended if out_dtype is None else attended.astype(dtypes.of_code(out_dtype))
 
     def _positions(self, position: mx.array) -> list[int]:
@@ -77,6 +86,27 @@ class UpdateAndAttend:
                 raise DelegateError(f"UpdateAndAttendNode has positions of {position.dtype}; expected int32 or int64.")
             self._latest = (position, numbers(position))
         return self._latest[1]
+
+
+def _attended(q: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:
+    return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
+
+
+def _attended_on_cpu(
+    q: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | str | None
+) -> mx.array:
+    (_, num_heads, num_queries, head_dim), (_, num_kv_heads, num_keys, _) = q.shape, keys.shape
+    if mask is None and num_queries == 1 and num_kv_heads:
+        grouped = q.reshape(1, num_kv_heads, -1, head_dim)
+        return _attended(grouped, keys, values, scale, None).reshape(1, num_heads, 1, -1)
+    if not isinstance(mask, str) or num_queries <= BLOCK:
+        return _attended(q, keys, values, scale, mask)
+    blocks = []
+    for start in range(0, num_queries, BLOCK):
+        end = min(start + BLOCK, num_queries)
+        newest = num_keys - num_queries + end
+        blocks.append(_attended(q[:, :, start:end], keys[:, :, :newest], values[:, :, :newest], scale, mask))
+    return mx.concatenate(blocks, axis=2)
 
 
 def numbers(position: mx.array) -> list[int]:

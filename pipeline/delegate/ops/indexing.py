@@ -1,7 +1,7 @@
 """Reading and writing parts of an array by slices and by indices.
 
-Negative indices count from the end. Indices in a tensor are not looked at before they are used, as on the device: one
-that is out of range is undefined, except where IndexCopy checks it.
+Negative indices count from the end. Indices in a tensor that something is read by are not looked at, as on the device:
+what is read out of range is undefined. Those that something is written by are: MLX would write anywhere in memory.
 """
 
 from __future__ import annotations
@@ -129,6 +129,10 @@ def scatter_add(x: mx.array, indices: mx.array, updates: mx.array, axis: int) ->
     axis = _axis("ScatterAddNode", axis, x)
     if indices.ndim != x.ndim:
         raise DelegateError(f"ScatterAddNode has indices {list(indices.shape)} for an array {list(x.shape)}.")
+    size = x.shape[axis]
+    for bound in (mx.min(indices), mx.max(indices)) if indices.size else ():
+        if not -size <= cast(int, bound.item()) < size:
+            raise DelegateError(f"ScatterAddNode has index {bound.item()} on axis {axis}; the axis has {size}.")
     indices, updates = mx.broadcast_arrays(indices, updates)
     shape = [*x.shape[:axis], indices.shape[axis], *x.shape[axis + 1 :]]
     places = [mx.arange(size).reshape(size, *[1] * (x.ndim - other - 1)) for other, size in enumerate(shape)]

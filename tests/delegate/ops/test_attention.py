@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.delegate.ops import OPERATORS
-from pipeline.delegate.ops.attention import UpdateAndAttend
+from pipeline.delegate.ops.attention import BLOCK, UpdateAndAttend
 from pipeline.errors import DelegateError
 
 
@@ -72,6 +72,40 @@ def test_what_the_cache_returns_is_attended_with_its_mask(
 ) -> None:
     """Heads are grouped, causality is aligned to the newest key; float32 over five keys."""
     np.testing.assert_allclose(np.array(attended(mask)), reference(meaning), atol=2e-6)
+
+
+@pytest.mark.parametrize("num_queries", [BLOCK + 1, 2 * BLOCK, 3 * BLOCK - 7])
+@pytest.mark.parametrize("num_before", [0, 5])
+def test_many_queries_are_attended_in_blocks_with_the_same_sums(num_queries: int, num_before: int) -> None:
+    q = mx.array(drawn(1, 4, num_queries, 8, seed=4))
+    keys, values = (mx.array(drawn(1, 2, num_before + num_queries, 8, seed=seed)) for seed in (5, 6))
+    position = mx.arange(num_before, num_before + num_queries)
+    whole, blocks = (
+        UpdateAndAttend(History(keys, values, "causal"), on_cpu=on_cpu)(q, keys, values, position, 0, 0.7, None)
+        for on_cpu in (False, True)
+    )
+    np.testing.assert_allclose(np.array(blocks), np.array(whole), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+def test_heads_that_share_keys_are_rows_of_one_product_with_the_same_sums(num_kv_heads: int) -> None:
+    q = mx.array(drawn(1, 4, 1, 8, seed=4))
+    keys, values = (mx.array(drawn(1, num_kv_heads, 9, 8, seed=seed)) for seed in (5, 6))
+    whole, grouped = (
+        UpdateAndAttend(History(keys, values, None), on_cpu=on_cpu)(q, keys, values, mx.array([8]), 0, 0.7, None)
+        for on_cpu in (False, True)
+    )
+    assert grouped.shape == whole.shape
+    np.testing.assert_allclose(np.array(grouped), np.array(whole), rtol=0, atol=1e-6)
+
+
+def test_blocks_leave_a_mask_of_the_caches_own_alone() -> None:
+    num_queries = 2 * BLOCK
+    q, keys, values = (mx.array(drawn(1, 2, num_queries, 8, seed=seed)) for seed in (4, 5, 6))
+    only_itself = mx.eye(num_queries).astype(mx.bool_)[None, None]
+    attend = UpdateAndAttend(History(keys, values, only_itself), on_cpu=True)
+    attended = attend(q, keys, values, mx.arange(num_queries), 0, 0.7, None)
+    np.testing.assert_allclose(np.array(attended), np.array(values), atol=1e-6)
 
 
 def test_the_result_has_the_dtype_of_the_query_or_the_one_asked_for() -> None:

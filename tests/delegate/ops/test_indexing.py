@@ -236,3 +236,18 @@ def test_scattered_updates_broadcast_and_take_the_dtype_of_the_array() -> None:
 def test_scattering_by_indices_of_another_rank_is_refused() -> None:
     found = refused("ScatterAddNode", x=mx.zeros((2, 3)), indices=mx.array([0]), updates=mx.array([1.0]), axis=0)
     assert found == "ScatterAddNode has indices [1] for an array [2, 3]."
+
+
+@pytest.mark.parametrize("index", [2, -3, 10**8])
+def test_an_index_beyond_the_axis_is_refused_before_anything_is_scattered(index: int) -> None:
+    """MLX would add to whatever is there in memory."""
+    given = {"x": mx.zeros((2, 3)), "updates": mx.array([[1.0]])}
+    found = refused("ScatterAddNode", **given, indices=mx.array([[0, 1, index]]), axis=0)
+    assert found == f"ScatterAddNode has index {index} on axis 0; the axis has 2."
+    ends = OPERATORS["ScatterAddNode"](**given, indices=mx.array([[-2, 1, -1]]), axis=0)
+    assert ends.tolist() == [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
+
+
+def test_no_indices_scatter_nothing() -> None:
+    found = op("ScatterAddNode", x=mx.array(CUBE), indices=mx.zeros((0, 1, 1), mx.int32), updates=mx.array(1), axis=0)
+    np.testing.assert_array_equal(found, CUBE)
