@@ -211,7 +211,7 @@ def _typed() -> Iterator[str]:
 
 def _piped() -> Iterator[str]:
     try:
-        for line in sys.stdin:
+        for line in sys.stdin or ():
             yield line.removesuffix("\n")
     except UnicodeDecodeError as error:
         raise TextError(f"standard input: byte {error.start} is no UTF-8; expected text.") from error

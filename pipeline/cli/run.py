@@ -48,14 +48,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Answers every prompt; 130 if an answer was interrupted."""
-    if not args.prompt and (sys.stdin is None or sys.stdin.isatty()):
-        raise UsageError("there is no prompt; expected --prompt TEXT, or a text on standard input.")
+    texts = args.prompt or _standard_input()
     with flags.libraries():
         sampling = flags.sampling(args)
         from pipeline.runtime.generate import Request
         from pipeline.session.opened import open_artifact
 
-        texts = args.prompt or [read_text()]
         prompts: list[list[int]] = []
         opened = open_artifact(
             args.artifact, flags.choices(args), lambda chat: prompts.extend(_read(chat, texts, args))
@@ -64,12 +62,15 @@ def run(args: argparse.Namespace) -> int:
         return _Run(opened, request, args).answer(texts, prompts)
 
 
-def read_text() -> str:
-    """All of standard input, without the newline at its end."""
+def _standard_input() -> list[str]:
+    """All of it as one prompt, without the newline at its end. Raises UsageError where there is none to wait for."""
     try:
-        return sys.stdin.read().removesuffix("\n")
+        text = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise TextError(f"standard input: byte {error.start} is no UTF-8; expected text.") from error
+    if not text:
+        raise UsageError("there is no prompt; expected --prompt TEXT, or a text on standard input.")
+    return [text]
 
 
 def _read(chat: Chat, texts: Sequence[str], args: argparse.Namespace) -> list[list[int]]:

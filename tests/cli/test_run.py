@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 
 from pipeline.cli.main import main
+from pipeline.text.loading import load
 from pipeline.text.terminal import visible
 from tests.bundles import Bundle
-from tests.tiny_models import Artifact, edit_json, library_warnings_ignored, words_only
+from tests.runtime import in_graph
+from tests.tiny_models import Artifact, edit_json, library_warnings_ignored, save_tokenizer, words_only
 
 PROMPTS = [
     "hello",
@@ -304,8 +307,9 @@ def test_wrong_flags_are_a_matter_of_usage(run: Run, bundle: Bundle) -> None:
         assert message in err
 
 
-def test_without_a_prompt_a_terminal_is_not_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", Typed(b"", is_terminal=True))
+@pytest.mark.parametrize("given", [Typed(b"", is_terminal=True), Typed(b""), None], ids=["terminal", "empty", "closed"])
+def test_a_run_without_a_prompt_is_refused(run: Run, given: Typed | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", given)
     assert refused(run, "bundle") == (
         2,
         "there is no prompt; expected --prompt TEXT, or a text on standard input.\n",
@@ -360,6 +364,43 @@ def test_a_missing_library_names_the_extra_that_brings_it(
         assert err.endswith(
             "expected the libraries that decode a .pte. Install them: pip install 'pte-pipeline[run]'.\n"
         )
+
+
+def test_an_artifact_with_its_cache_in_its_graph_runs_as_it_was_exported(run: Run, tmp_path: Path) -> None:
+    in_graph.write(tmp_path / "model.pte", get_max_seq_len=in_graph.CONTEXT)
+    save_tokenizer(tmp_path)
+    flags = (tmp_path, "--chat", "none", "-p", "abcdefghi", "-p", "xyz", "--max-new-tokens", 100)
+    code, out, err = run(*flags, "--format", "json")
+    assert code == 0
+    assert "model.pte: it publishes no context length: taken as 32, its get_max_seq_len\n" in err
+    for prompt, line in zip(("abcdefghi", "xyz"), out.splitlines(), strict=True):
+        answer = json.loads(line)
+        expected = in_graph.greedy(load(tmp_path).encode(prompt), in_graph.CONTEXT - len(prompt))
+        ended = [*expected, 1].index(1)
+        assert answer["tokens"] == expected[:ended]
+        assert answer["max_new_tokens"] == in_graph.CONTEXT - len(prompt)
+        assert answer["cache"]["placement"] == "in_graph"
+    code, out, err = run(*flags, "--kv-max-capacity", 16)
+    assert (code, out) == (1, "")
+    assert err.startswith("model.pte: its KV cache is in its graph")
+    code, _, err = run(*flags)
+    assert "[cache] in-graph | capacity=32 max_write=6\n" in err
+
+
+def test_an_interrupted_run_shows_and_reports_what_there_is(bundle: Bundle) -> None:
+    command = [sys.executable, "-m", "pipeline", "run", str(bundle("talk")), "--max-new-tokens", "1000"]
+    # With little chance for its end of text, an answer goes on for as long as there is room.
+    command += ["--temperature", "30", "--seed", "1", "-p", "hello", "-p", "never said"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        told = process.stderr.read()
+        assert process.wait(timeout=120) == 130
+    observed = [json.loads(line.partition(" ")[2]) for line in told.splitlines() if line.startswith("PyTorchObserver ")]
+    assert len(observed) == 1
+    assert 0 < observed[0]["generated_tokens"] < 232
 
 
 @pytest.mark.parametrize("verb", ["run", "chat"])
