@@ -61,6 +61,20 @@ def test_every_kind_of_choice_is_the_same_with_a_step_ahead_and_without(engine: 
     assert list(engine.generate(PROMPT, Request(max_new_tokens=12, sampling=sampling))) == expected
 
 
+def test_a_token_is_discouraged_at_once_though_nobody_knew_it_when_the_step_after_it_began(
+    artifact: Callable[[str], Artifact],
+) -> None:
+    with PteFile.open(artifact("long").pte) as pte:
+        engine = Engine(Decoder(pte))
+    free = list(engine.generate(PROMPT, Request(max_new_tokens=6)))
+    assert len(set(free)) < len(free)
+    sampling = Sampling(repetition_penalty=100)
+    expected = one_by_one(engine.decoder, PROMPT, 6, sampling)
+    found = list(engine.generate(PROMPT, Request(max_new_tokens=6, sampling=sampling)))
+    assert found == expected
+    assert len(set(found)) == len(found)
+
+
 def test_a_stop_id_ends_it_and_is_left_out(engine: Engine) -> None:
     free = list(engine.generate(PROMPT, Request(max_new_tokens=8)))
     stop = next(token for token in free[1:] if token not in free[: free.index(token)])
