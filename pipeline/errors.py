@@ -14,6 +14,7 @@
     ├── SamplingError    no token can be chosen as asked
     ├── TextError        a tokenizer or chat template cannot be used, or not for this text
     ├── SmokeError       the artifact decodes, and not as its model does
+    ├── DependencyError  a library of an optional extra is not installed
     ├── StoreError       stored bytes are missing or are not what was stored
     └── StepError        a step's process died or failed outside our own errors
 
@@ -86,6 +87,10 @@ class TextError(PipelineError):
 
 class SmokeError(PipelineError):
     """The decoded ``.pte`` differs from its model, or from what the manifest expects."""
+
+
+class DependencyError(PipelineError):
+    """What was asked for needs a library that an optional extra brings."""
 
 
 class StoreError(PipelineError):

@@ -13,6 +13,7 @@ import pytest
 # Before anything imports huggingface_hub, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from tests.bundles import bundle as bundle
 from tests.distributions import base_install as base_install
 from tests.distributions import distributions as distributions
 from tests.distributions import source_tree as source_tree

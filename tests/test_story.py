@@ -160,6 +160,35 @@ def test_what_is_published_is_what_executorch_reads(bundle: Path) -> None:
     assert published["get_max_context_len"] == published["get_max_ctx_len"] == 2048
 
 
+def pte(project: Path, verb: str, *arguments: str, lines: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipeline", verb, *arguments]
+    return subprocess.run(
+        command, cwd=project, env=surroundings(project), input=lines, capture_output=True, text=True, check=False
+    )
+
+
+def test_it_is_run_from_the_command_line(project: Path, bundle: Path) -> None:
+    done = pte(project, "run", str(bundle), "--prompt", "What is the capital of France?")
+    assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n")
+    assert "PyTorchObserver {" in done.stderr
+
+
+def test_a_conversation_that_was_edited_goes_on_as_a_fresh_one_of_its_transcript(
+    project: Path, bundle: Path, tmp_path: Path
+) -> None:
+    lines = ["/reset", "What is the capital of France?", "And of Germany?", "Name a river.", "/undo 2", "And of Italy?"]
+    lines += ["Which of them is older?", f"/save {tmp_path}/chat.json"]
+    edited = pte(project, "chat", str(bundle), "--max-new-tokens", "24", lines="\n".join(["Hello!", *lines]))
+    assert edited.returncode == 0, edited.stderr
+    assert "Paris" in edited.stdout
+    messages = json.loads((tmp_path / "chat.json").read_bytes())["messages"]
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    answered = [message["content"] for message in messages if message["role"] == "assistant"]
+    assert asked == [lines[1], "And of Italy?", "Which of them is older?"]
+    fresh = pte(project, "chat", str(bundle), "--max-new-tokens", "24", "-q", lines="\n".join(asked))
+    assert fresh.stdout == "".join(f"{answer}\n" for answer in answered)
+
+
 @pytest.mark.parametrize("mode", ["fused", "plain"])
 def test_loading_takes_the_memory_of_the_weights_and_less_than_a_second(bundle: Path, mode: str) -> None:
     command = [sys.executable, "-m", "tests.delegate.measured", str(bundle / "model.pte"), mode]

@@ -158,6 +158,12 @@ ARTIFACTS: dict[str, tuple[str, dict[str, Any], BuildSpec]] = {
         {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 32, "max_position_embeddings": 256},
         replace(SPEC, logits="full", max_seq_len=12, max_context_len=256),
     ),
+    # Room for some turns of talk, and a window that they outgrow.
+    "talk": (
+        "qwen2",
+        {**MIXED, "max_position_embeddings": 256},
+        replace(SPEC, max_seq_len=8, max_context_len=256),
+    ),
     "full": ("qwen2", MIXED, replace(SPEC, logits="full")),
     "selected": ("qwen2", MIXED, replace(SPEC, logits="selected")),
 }

@@ -16,7 +16,9 @@ from pipeline.cli.plain import plain
 from pipeline.errors import ContractError, ManifestError, PipelineError, PteError, UsageError
 
 VERBS = {
+    "chat": "talk to a .pte",
     "check": "check manifests without building anything",
+    "run": "continue a prompt with a .pte",
     "verify": "check what .pte files publish",
     "inspect": "show what an artifact is",
     "diff": "show what changed between two artifacts",

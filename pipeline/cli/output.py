@@ -40,6 +40,11 @@ class Output:
     def isatty(self) -> bool:
         return self._stream is not None and self._stream.isatty()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody reads any more."""
+        return self._stream is None
+
     def _try(self, act: Callable[[TextIO], object]) -> None:
         if self._stream is None:
             return
@@ -52,6 +57,11 @@ class Output:
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             self._stream = None
+
+
+def reader_left() -> bool:
+    """Whether what is printed reaches nobody: whoever computes something to be printed can stop."""
+    return isinstance(sys.stdout, Output) and sys.stdout.is_gone
 
 
 @contextmanager

@@ -205,6 +205,16 @@ class MlxMethod:
         """Whether the graph itself keeps something from one call to the next."""
         return bool(self._graph.mutable_tids)
 
+    @property
+    def uses_cache(self) -> bool:
+        """Whether the graph keeps something in a bound cache."""
+        return any(node.name == "UpdateAndAttendNode" for chain in self._graph.chains for node in chain)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What the mutable buffers take once they have been written."""
+        return sum(buffer.nbytes for buffer in self._buffers)
+
     def reset(self) -> None:
         """Forgets what the mutable buffers hold. A bound cache is its owner's to reset."""
         self._buffers = self._fresh
