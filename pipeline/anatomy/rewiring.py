@@ -34,14 +34,6 @@ class Wiring:
     hunks: tuple[Hunk, ...]
     results: tuple[str, ...]
 
-    @property
-    def num_removed(self) -> int:
-        return sum(hunk.old[1] - hunk.old[0] for hunk in self.hunks)
-
-    @property
-    def num_added(self) -> int:
-        return sum(hunk.new[1] - hunk.new[0] for hunk in self.hunks)
-
 
 def compared(old: Block, new: Block, renamed: Callable[[str], str]) -> Wiring:
     """What changed from ``old`` to ``new``; ``renamed`` gives an old name's new one: of a constant, input or output."""

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.cli.arguments import artifact
+
 if TYPE_CHECKING:
     from pipeline.anatomy.drawing import Canvas
     from pipeline.anatomy.facts import Report
@@ -19,7 +21,9 @@ PLAIN_WIDTH = 100
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the verb ``inspect``."""
     parser = subparsers.add_parser("inspect", help="show what an artifact is", description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="a .pte, a .ptd, or a bundle's directory")
+    parser.add_argument(
+        "file", nargs="?", type=artifact, metavar="FILE", help="a .pte, a .ptd, or a bundle's directory"
+    )
     parser.add_argument("--format", choices=("text", "json", "html"), default="text", help="default: text")
     parser.add_argument(
         "--instructions",
