@@ -10,7 +10,7 @@ from pipeline.cli.arguments import artifact
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the verb ``diff``."""
     parser = subparsers.add_parser("diff", help="show what changed between two artifacts", description=__doc__)
-    parser.add_argument("old", type=artifact, metavar="A", help="a .pte, a .ptd, or a bundle's directory")
+    parser.add_argument("old", type=artifact, metavar="A", help="a .pte, a .ptd or a bundle")
     parser.add_argument("new", type=artifact, metavar="B", help="the same, to compare with")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
     parser.add_argument(
