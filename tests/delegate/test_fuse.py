@@ -44,6 +44,8 @@ ROTATIONS = {
     "split-heads": 4,
     "scaled-tables": 4,
     "shared-caches": 0,
+    "long": 4,
+    "talk": 4,
     "full": 4,
     "selected": 4,
 }
