@@ -22,7 +22,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 $(VENV)/.installed-build: EXTRAS := build
-$(VENV)/.installed-dev: EXTRAS := build,dev
+$(VENV)/.installed-dev: EXTRAS := build,serve,dev
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/.python
 	@echo "Installing into $(VENV); a first time takes a few minutes."
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'

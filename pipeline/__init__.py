@@ -17,9 +17,10 @@ The map of the house. Things flow one way::
 ``model``         the torch side: checkpoint, quantization, attention, cache geometry, rehearsal, export, proof,
                   lowering
 ``delegate``      executes an MLX graph on ``mlx.core``
-``runtime``       decoding: the off-graph KV cache of one sequence or of many, prefill and decode, sampling
+``runtime``       decoding: the off-graph KV cache of one sequence or of many, prefill and decode, sampling, batches
 ``text``          tokenizers, chat templates, streamed and stopped text; knows neither models nor caches
 ``session``       an artifact with its tokenizer: texts in, texts out
+``serving``       an artifact behind OpenAI's HTTP interface
 ``steps``         what each step does, and the process it runs in; ``snapshot``: a model's files
 ``workspace``     plans meet the store: what is current, and how a step is run
 ``tasks``         steps -> doit tasks; the only module that knows doit; ``progress``: its terminal line

@@ -15,6 +15,7 @@
     ├── TextError        a tokenizer or chat template cannot be used, or not for this text
     ├── SmokeError       the artifact decodes, and not as its model does
     ├── DependencyError  a library of an optional extra is not installed
+    ├── RequestError     a server is asked for what it does not do, or not now
     ├── StoreError       stored bytes are missing or are not what was stored
     └── StepError        a step's process died or failed outside our own errors
 
@@ -91,6 +92,23 @@ class SmokeError(PipelineError):
 
 class DependencyError(PipelineError):
     """What was asked for needs a library that an optional extra brings."""
+
+
+class RequestError(PipelineError):
+    """A request that a server does not answer. ``status`` is HTTP's, ``param`` the field that is at fault, if one is.
+
+    ``code`` is a word for programs, and ``kind`` the error's type, both in OpenAI's terms.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    @property
+    def kind(self) -> str:
+        return "invalid_request_error" if self.status < 500 else "server_error"
 
 
 class StoreError(PipelineError):

@@ -33,7 +33,8 @@ def test_the_base_install_is_small_and_brings_nothing_of_the_build(base_install:
     assert sum(sizes.values()) < LIMIT_BYTES, sizes
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     unwanted = {normal(one) for extra in extras.values() for one in extra} | HEAVY
-    assert not {normal(name) for name in sizes} & unwanted
+    # An extra may build on another.
+    assert not {normal(name) for name in sizes} & (unwanted - {"pte-pipeline"})
     found = f"from importlib.util import find_spec; print([name for name in {sorted(HEAVY)} if find_spec(name)])"
     assert base_install.run(base_install.directory, "python", "-c", found).stdout == "[]\n"
 

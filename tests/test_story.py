@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
 from tests.delegate.compared import assert_fused_is_plain
 
@@ -187,6 +189,31 @@ def test_a_conversation_that_was_edited_goes_on_as_a_fresh_one_of_its_transcript
     assert asked == [lines[1], "And of Italy?", "Which of them is older?"]
     fresh = pte(project, "chat", str(bundle), "--max-new-tokens", "24", "-q", lines="\n".join(asked))
     assert fresh.stdout == "".join(f"{answer}\n" for answer in answered)
+
+
+def test_it_is_served_to_openais_client(project: Path, bundle: Path) -> None:
+    command = [sys.executable, "-m", "pipeline", "serve", str(bundle), "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=project, env=surroundings(project), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split(" at ")[1].rpartition(": ")[0]
+            with OpenAI(base_url=address, api_key="none") as client:
+                for max_tokens in (None, 24):
+                    answer = client.chat.completions.create(
+                        model=NAME,
+                        messages=[{"role": "user", "content": "What is the capital of France?"}],
+                        max_tokens=max_tokens,
+                    )
+                    assert answer.choices[0].message.content == "The capital of France is Paris."
+            server.send_signal(signal.SIGTERM)
+            _, err = server.communicate(timeout=60)
+        finally:
+            server.kill()
+    assert server.returncode == 0
+    # The default manifest's logits are of one token.
+    assert err.startswith("model.pte: one text at a time, the others wait: ")
 
 
 @pytest.mark.parametrize("mode", ["fused", "plain"])

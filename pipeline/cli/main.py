@@ -19,6 +19,7 @@ VERBS = {
     "chat": "talk to a .pte",
     "check": "check manifests without building anything",
     "run": "continue a prompt with a .pte",
+    "serve": "serve a .pte to apps, as OpenAI's API",
     "verify": "check what .pte files publish",
     "inspect": "show what an artifact is",
     "diff": "show what changed between two artifacts",

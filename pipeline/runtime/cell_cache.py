@@ -90,6 +90,11 @@ class CellCache:
         self.table.abandon_step()
         self._end_step()
 
+    def wipe(self) -> None:
+        """What tokens left in cells that none has now is zeros: a number that is not finite would reach every text."""
+        self.abandon_step()
+        self._pools.wipe(self.table.vacated)
+
     def update_and_fetch(
         self, layer_id: int, keys: mx.array, values: mx.array, positions: Sequence[int]
     ) -> tuple[mx.array, mx.array, mx.array]:

@@ -68,6 +68,11 @@ class CellTable:
         """Cells that no token has; those of a step under way count as taken."""
         return self.capacity - len(self._owners) + len(self._free)
 
+    @property
+    def vacated(self) -> tuple[int, ...]:
+        """The cells that tokens once had, and none has now."""
+        return tuple(self._free)
+
     def can_extend(self, num_tokens: int = 1) -> bool:
         """Whether that many more tokens fit, of whichever sequences."""
         return num_tokens <= self.num_free

@@ -76,6 +76,12 @@ class Pool:
             return self.array[access.reads[0]]
         return mx.concatenate([self.array[index] for index in access.reads], axis=2)
 
+    def wipe(self, slots: Sequence[int]) -> None:
+        """Zeros in these slots, of those that there are by now."""
+        there = [slot for slot in slots if slot < self.slots]
+        if there:
+            self.array[:, :, mx.array(there, mx.int32)] = mx.zeros((), self._dtype)
+
     @property
     def nbytes(self) -> int:
         return self.array.nbytes
@@ -113,6 +119,10 @@ class QuantizedPool:
     def read(self, access: Access) -> mx.array:
         packed, scales, biases = (part.read(access) for part in self._parts)
         return mx.dequantize(packed, scales, biases, self._group_size, self._bits)
+
+    def wipe(self, slots: Sequence[int]) -> None:
+        for part in self._parts:
+            part.wipe(slots)
 
     @property
     def nbytes(self) -> int:
@@ -168,6 +178,11 @@ class Pools:
             pools[1].write(access, values)
             self._written[layer_id] = keys, values
         return pools[0].read(access), pools[1].read(access)
+
+    def wipe(self, slots: Sequence[int]) -> None:
+        """Every pool has zeros in these slots, as far as it has grown."""
+        for pool in (pool for pair in self._pools for pool in pair):
+            pool.wipe(slots)
 
     def end_step(self) -> None:
         """What is written next belongs to another step."""

@@ -170,8 +170,10 @@ def _at_least(scores: mx.array, bound: mx.array) -> mx.array:
 
 def _penalized(scores: mx.array, penalty: float, history: Sequence[int] | mx.array) -> mx.array:
     """Positive scores of tokens seen are divided by the penalty and negative ones multiplied, each once."""
+    if penalty == 1:
+        return scores
     seen = history if isinstance(history, mx.array) else mx.array(list(history), mx.int32)
-    if penalty == 1 or not seen.size:
+    if not seen.size:
         return scores
     # MLX neither checks an index nor ignores it: tokens that have no logit are counted on one that is dropped.
     inside = (seen >= 0) & (seen < scores.size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -56,12 +57,28 @@ class Opened:
         return self.engine.decoder
 
 
-def open_artifact(path: Path, choices: Choices, check: Callable[[Chat], None] | None = None) -> Opened:
-    """``check`` may refuse the tokenizer and template for what is to be said, before the weights are loaded.
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """An artifact and what belongs to it, held against each other; its weights are not loaded yet.
+
+    The fields that ``Opened`` has too mean the same.
+    """
+
+    path: Path
+    program: Program
+    published: published.Published
+    tokenizer: Tokenizer
+    chat: Chat
+    stop_ids: frozenset[int]
+    notes: tuple[str, ...]
+
+
+@contextmanager
+def matched(path: Path, choices: Choices) -> Iterator[Matched]:
+    """The program is open while the block runs.
 
     Raises PteError, VerifyError, DelegateError, CacheError or TextError for what cannot be run, or not as chosen.
     """
-    start = perf_counter()
     file = _model(path)
     device = _device(choices.device)
     with Program.load(file, device=device) as program:
@@ -70,21 +87,39 @@ def open_artifact(path: Path, choices: Choices, check: Callable[[Chat], None] | 
         notes = [f"{file.name}: {note}" for note in found.inferred]
         notes += [f"{tokenizer.where}: {note}" for note in tokenizer.told(found.contract.vocab_size)]
         chat = Chat.choose(tokenizer, Path(tokenizer.where).parent, choices.chat)
+        # The set that is published replaces the tokenizer's, as in the C++ runner.
+        ends = found.contract.eos_ids or [tokenizer.eos_id]
+        stop_ids = frozenset(token for token in (*ends, chat.turn_end) if token is not None)
+        if not stop_ids:
+            notes.append(f"{file.name}: no token ends a text, neither published nor known to the tokenizer")
+        yield Matched(
+            path=file,
+            program=program,
+            published=found,
+            tokenizer=tokenizer,
+            chat=chat,
+            stop_ids=stop_ids,
+            notes=tuple(notes),
+        )
+
+
+def open_artifact(path: Path, choices: Choices, check: Callable[[Chat], None] | None = None) -> Opened:
+    """``check`` may refuse the tokenizer and template for what is to be said, before the weights are loaded.
+
+    Raises what ``matched`` does.
+    """
+    start = perf_counter()
+    with matched(path, choices) as found:
         if check is not None:
-            check(chat)
-        decoder = Decoder(program, policy=choices.policy)
-    # The set that is published replaces the tokenizer's, as in the C++ runner.
-    ends = found.contract.eos_ids or [tokenizer.eos_id]
-    stop_ids = frozenset(token for token in (*ends, chat.turn_end) if token is not None)
-    if not stop_ids:
-        notes.append(f"{file.name}: no token ends a text, neither published nor known to the tokenizer")
+            check(found.chat)
+        decoder = Decoder(found.program, policy=choices.policy)
     return Opened(
-        path=file,
+        path=found.path,
         engine=Engine(decoder),
-        tokenizer=tokenizer,
-        chat=chat,
-        stop_ids=stop_ids,
-        notes=tuple(notes),
+        tokenizer=found.tokenizer,
+        chat=found.chat,
+        stop_ids=found.stop_ids,
+        notes=found.notes,
         load_start=start,
         load_end=perf_counter(),
         memory=mx.get_active_memory(),
