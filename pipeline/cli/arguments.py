@@ -9,5 +9,5 @@ from pathlib import Path
 def artifact(text: str) -> Path:
     """A path. The empty one, which an unset variable leaves, would mean the working directory."""
     if not text:
-        raise argparse.ArgumentTypeError("an empty path; expected a .pte, a .ptd, or a bundle's directory")
+        raise argparse.ArgumentTypeError("an empty path; expected an artifact or a bundle's directory")
     return Path(text)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.cli.arguments import artifact
 from pipeline.errors import CacheError, DependencyError, SamplingError, UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def add_to(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
 
 def add_artifact(parser: argparse.ArgumentParser) -> None:
     """Adds what is opened, with what, and where."""
-    parser.add_argument("artifact", type=Path, metavar="BUNDLE_OR_PTE", help="a bundle's directory, or a .pte")
+    parser.add_argument("artifact", type=artifact, metavar="BUNDLE_OR_PTE", help="a bundle's directory, or a .pte")
     parser.add_argument(
         "--tokenizer",
         type=Path,

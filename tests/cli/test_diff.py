@@ -140,11 +140,3 @@ def test_one_file_is_a_mistake_in_the_command_line(tiny_pte: Any, capsys: Output
         main(["diff", str(tiny_pte.path)])
     assert exit_.value.code == 2
     assert "the following arguments are required: B" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", [("diff", "", "a.pte"), ("diff", "a.pte", ""), ("inspect", "")], ids=str)
-def test_an_empty_path_is_not_the_working_directory(arguments: tuple[str, ...], capsys: Output) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert "an empty path; expected a .pte, a .ptd, or a bundle's directory" in capsys.readouterr().err
