@@ -186,8 +186,10 @@ def test_input_that_is_no_text_ends_the_chat(
 
 
 # What it is given on its standard input becomes the terminal that Ctrl-C is typed on.
+# Whoever is started in the background ignores Ctrl-C, and so would its children.
 ON_ITS_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, "-m", "pipeline", *sys.argv[1:]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +16,15 @@ from pipeline.session.served import Served, open_served
 from tests.bundles import Bundle
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Whoever is started in the background ignores Ctrl-C; not here."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_start_waits_for_the_thread(bundle: Bundle) -> None:
     path = bundle("selected")
 
