@@ -121,11 +121,13 @@ def _problem(case: Any, pte: PteFile, directory: Path) -> str | None:
     # Drawn at random, by the suite's word; a test lists them.
     if case.skip_comparison:
         return None
-    if not all(map(_alike, found, plain)):
+    # A float32 product may be summed in another order.
+    exact = [pair for pair in zip(found, plain, strict=True) if pair[0].dtype != torch.float32]
+    if not all(_alike(*pair) for pair in exact):
         return "its outputs are others without fusion"
     with gpu_rules():
         by_gpu_rules = outputs(fused=True)
-    for tensors in (found, by_gpu_rules):
+    for tensors in (found, plain, by_gpu_rules):
         same, message = compare_outputs(expected, tensors, rtol=case.rtol, atol=case.atol)
         if not same:
             return str(message)
